@@ -171,7 +171,7 @@ def _page(result: DemoResult, picture: Path | None) -> str:
 <html lang="en"><head><meta charset="utf-8"><title>bne demo</title><style>{_STYLE}</style></head>
 <body>
 <h1>A Bayesian nonparametric ensemble of simulated {html.escape(region.response)}</h1>
-<p>{html.escape(region.description.capitalize())}. The full model was fitted to {n} monitors and
+<p>{html.escape(region.description[:1].upper() + region.description[1:])}. The full model was fitted to {n} monitors and
 combines the predictions of {len(region.base_models)} base models ({html.escape(names)}); the fit
 took {result.seconds:.1f} s.</p>
 <h2>Can the draws be trusted?</h2>
