@@ -281,6 +281,29 @@ sys.stdout.write(groups["posterior"].delta.values.tobytes().hex())
     assert done.stdout.strip() == groups["posterior"].delta.values.tobytes().hex()
 
 
+def test_a_fit_that_was_read_can_be_written_again(fit, tmp_path):
+    groups, attrs = read_fit(fit)
+    own = {k: v for k, v in attrs.items() if k not in ("format", "schema_version", "bne_version")}
+    write_fit(tmp_path / "again.nc", groups, own)
+    again, more = read_fit(tmp_path / "again.nc")
+    assert more == attrs
+    for name, group in groups.items():
+        xr.testing.assert_identical(again[name], group)
+
+
+def test_arviz_groups_can_be_stored(tmp_path):
+    posterior = xr.Dataset(
+        {"beta": (("chain", "draw", "k"), np.zeros((2, 3, 2)))},
+        coords={"chain": [0, 1], "draw": [0, 1, 2], "k": np.array(["av", "gs"])},
+        attrs={"created_at": "2024-01-01T00:00:00", "n": 3},
+    )
+    stats = xr.Dataset({"diverging": (("chain", "draw"), np.zeros((2, 3), bool))})
+    write_fit(tmp_path / "fit.nc", {"posterior": posterior, "sample_stats": stats}, {})
+    groups, _ = read_fit(tmp_path / "fit.nc")
+    assert groups["posterior"]["k"].values.tolist() == ["av", "gs"]
+    assert groups["sample_stats"]["diverging"].dtype == bool
+
+
 def test_large_attributes_and_numpy_values(tmp_path):
     attrs = {"names": [f"model {i}" for i in range(20_000)], "n": np.int64(3), "x": np.arange(3)}
     write_fit(tmp_path / "fit.nc", {}, attrs)

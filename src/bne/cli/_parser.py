@@ -151,7 +151,12 @@ def _add_fit(commands: Any) -> None:
         default="default",
         help="which priors (%(default)s)",
     )
-    add("--kernel", default="matern32", help="covariance of the processes (%(default)s)")
+    add(
+        "--kernel",
+        choices=("matern12", "matern32", "matern52", "squared_exponential"),
+        default="matern32",
+        help="covariance of the processes (%(default)s)",
+    )
     add(
         "--gp",
         choices=("auto", "hilbert", "rff", "exact"),

@@ -162,6 +162,7 @@ th { border-bottom: 1px solid; } img { max-width: 100%; } code { background: #ee
 def _page(result: DemoResult, picture: Path | None) -> str:
     region, n = result.region, len(result.train)
     names = ", ".join(region.base_models)
+    about = region.description[:1].upper() + region.description[1:]
     maps = "<p>There are no maps: matplotlib is not installed.</p>"
     if picture is not None:
         data = base64.b64encode(picture.read_bytes()).decode()
@@ -171,9 +172,9 @@ def _page(result: DemoResult, picture: Path | None) -> str:
 <html lang="en"><head><meta charset="utf-8"><title>bne demo</title><style>{_STYLE}</style></head>
 <body>
 <h1>A Bayesian nonparametric ensemble of simulated {html.escape(region.response)}</h1>
-<p>{html.escape(region.description[:1].upper() + region.description[1:])}. The full model was fitted to {n} monitors and
-combines the predictions of {len(region.base_models)} base models ({html.escape(names)}); the fit
-took {result.seconds:.1f} s.</p>
+<p>{html.escape(about)}. The full model was fitted to {n} monitors and combines the predictions of
+{len(region.base_models)} base models ({html.escape(names)}); the fit took
+{result.seconds:.1f} s.</p>
 <h2>Can the draws be trusted?</h2>
 <p>{html.escape(result.diagnosis.verdict)}</p>
 <h2>How good are the predictions?</h2>
