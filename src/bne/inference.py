@@ -1,0 +1,354 @@
+"""Sampling: warm-up, kept draws, and the three steps of the cut posterior.
+
+`sample` runs one step: several chains in step with each other, in two or more shards that share
+everything learned in warm-up and run side by side on the cores of the machine. The draws depend on
+the seed alone, not on how many cores there are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from bne.adaptation import (
+    first_metric,
+    gammas,
+    learn_centring,
+    learn_gain,
+    learn_metric,
+    recentre,
+)
+from bne.hmc import Control, Metric, Plan, Record, Shard, advance
+from bne.model import ModelData, Structure
+
+__all__ = ["Draws", "Sampler", "Settings", "sample"]
+
+FloatArray = NDArray[np.float64]
+Progress = Callable[[int, int], None]
+
+_MAX_LEAPS = 512
+_ADAPT_METRIC = (0.06, 0.12, 0.2, 0.31, 0.45, 0.65, 0.88)
+_ADAPT_CENTRING = (0.12, 0.31, 0.65)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long and how carefully to sample.
+
+    Parameters
+    ----------
+    chains, draws : int
+        Number of chains, and of kept draws of each.
+    warmup : int
+        Transitions of each chain before the first kept draw.
+    thin : int
+        Transitions per kept draw.
+    target_accept : float
+        Acceptance rate that the step size aims at.
+    path_length : float
+        Length of a trajectory, in units of the posterior sd.
+    """
+
+    chains: int = 4
+    draws: int = 1000
+    warmup: int = 800
+    thin: int = 3
+    target_accept: float = 0.9
+    path_length: float = 2.0
+    block: int = 20
+
+    @property
+    def warmup_blocks(self) -> int:
+        """Number of compiled calls in warm-up."""
+        return max(8, -(-self.warmup // self.block))
+
+    @property
+    def blocks(self) -> int:
+        """Number of compiled calls in all."""
+        return self.warmup_blocks + -(-self.draws * self.thin // self.block)
+
+    @property
+    def shard_size(self) -> int:
+        """Chains that move in one compiled call."""
+        return 2 if self.chains % 2 == 0 else 1
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Kept draws of one step, free of centring.
+
+    Parameters
+    ----------
+    structure : Structure
+    hyper : (chain, draw, H) hyperparameters, in the order of ``structure.hyperparameters``.
+    trend : (chain, draw, p) standardised coefficients of the prior mean.
+    gamma : per process (chain, draw, copies, size) coefficients.
+    stats : per name (chain, draw) sampler statistics: acceptance, energy, diverging, and the
+        number ``transitions`` of transitions in which divergences were counted.
+    """
+
+    structure: Structure
+    hyper: FloatArray
+    trend: FloatArray
+    gamma: dict[str, FloatArray]
+    stats: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+    @property
+    def n_chains(self) -> int:
+        """Number of chains."""
+        return int(self.hyper.shape[0])
+
+    @property
+    def n_draws(self) -> int:
+        """Number of kept draws of a chain."""
+        return int(self.hyper.shape[1])
+
+    def value(self, name: str) -> FloatArray:
+        """Draws (chain, draw) of a hyperparameter."""
+        return self.hyper[..., self.structure.hyperparameters.index(name)]
+
+
+def sample(
+    structure: Structure,
+    data: ModelData,
+    mixtures: FloatArray,
+    start: FloatArray,
+    settings: Settings,
+    seed: int,
+    *,
+    progress: Progress | None = None,
+    sampler: Sampler | None = None,
+    after_block: Callable[[Sampler], None] | None = None,
+) -> Draws:
+    """Sample the posterior of one structure.
+
+    Parameters
+    ----------
+    structure : Structure
+    data : ModelData
+        With any centring; warm-up learns its own.
+    mixtures : (S, n)
+        Mixtures at the sites. With S = 1 all draws share it. With S = chains * draws (chain after
+        chain) every kept draw has its own: the cut posterior.
+    start : (chains, P)
+        Starting positions, non-centred.
+    settings : Settings
+    seed : int
+    progress : callable, optional
+        Called with the blocks done and the blocks in all.
+    sampler : Sampler, optional
+        An interrupted run to go on with.
+    after_block : callable, optional
+        Called with the sampler after every block, e.g. to write a checkpoint.
+    """
+    run = sampler or Sampler.begin(structure, data, mixtures, start, settings, seed)
+    threads = min(len(run.shards), os.cpu_count() or 1)
+    with ThreadPoolExecutor(threads) as pool:
+        while run.block < settings.blocks:
+            run.step(pool)
+            if progress is not None:
+                progress(run.block, settings.blocks)
+            if after_block is not None:
+                after_block(run)
+    return run.draws()
+
+
+class Sampler:
+    """A run in progress: `step` advances it by one block of transitions."""
+
+    def __init__(
+        self,
+        structure: Structure,
+        data: ModelData,
+        mixtures: FloatArray,
+        settings: Settings,
+        seed: int,
+    ) -> None:
+        self.structure = structure
+        self.data = data
+        self.mixtures = mixtures
+        self.settings = settings
+        self.seed = seed
+        self.block = 0
+        self.shards: list[Shard] = []
+        self.metric: Metric = first_metric(structure)
+        self.gain = np.zeros((0, mixtures.shape[1]))
+        self.window: list[FloatArray] = []
+        self.kept: list[FloatArray] = []
+        self.stats: list[FloatArray] = []
+
+    @staticmethod
+    def begin(
+        structure: Structure,
+        data: ModelData,
+        mixtures: FloatArray,
+        start: FloatArray,
+        settings: Settings,
+        seed: int,
+    ) -> Sampler:
+        """Set up a run that starts at `start` (chains, P)."""
+        with jax.enable_x64(True):
+            run = Sampler(structure, data.non_centred(structure), mixtures, settings, seed)
+            run.gain = learn_gain(structure, start, run.data)
+        size = settings.shard_size
+        first_rows = run._rows(0)[0]
+        log_step = np.log(0.1) - 0.25 * np.log(structure.dimension)
+        for i in range(0, settings.chains, size):
+            run.shards.append(_shard(start[i : i + size], first_rows[i : i + size], log_step))
+        return run
+
+    def step(self, pool: ThreadPoolExecutor) -> None:
+        """Advance every chain by one block."""
+        records = list(pool.map(self._advance, range(len(self.shards)), self._plans()))
+        self.shards = [shard for shard, _ in records]
+        positions = np.concatenate([r.position for _, r in records], axis=1)
+        if self.block < self.settings.warmup_blocks:
+            self.window.append(positions)
+            self.block += 1
+            with jax.enable_x64(True):
+                self._learn()
+        else:
+            self._keep(positions, [r for _, r in records])
+            self.block += 1
+
+    def draws(self) -> Draws:
+        """Return the kept draws."""
+        s, structure = self.settings, self.structure
+        positions = np.concatenate(self.kept)[: s.draws].transpose(1, 0, 2)
+        flat = np.ascontiguousarray(positions.reshape(-1, structure.dimension))
+        with jax.enable_x64(True):
+            found, _ = gammas(structure, flat, self.data)
+        shape = positions.shape[:2]
+        stats = np.concatenate(self.stats, axis=1)[:, : s.draws * s.thin].transpose(0, 2, 1)
+        return Draws(
+            structure,
+            positions[..., : structure.n_hyper].copy(),
+            positions[..., structure.n_hyper : structure.n_hyper + structure.n_trend].copy(),
+            {name: np.asarray(v).reshape(*shape, *v.shape[1:]) for name, v in found.items()},
+            {"acceptance": stats[0], "energy": stats[1], "diverging": stats[2] > 0.5},
+        )
+
+    def _advance(self, index: int, plan: Plan) -> tuple[Shard, Record]:
+        warming = self.block < self.settings.warmup_blocks
+        control = Control(float(warming), self.settings.target_accept)
+        with jax.enable_x64(True):
+            found = advance(
+                self.structure,
+                self.shards[index],
+                self.data,
+                self.mixtures,
+                self.gain,
+                self.metric,
+                plan,
+                control,
+            )
+            shard, record = jax.tree.map(np.asarray, jax.device_get(found))
+        return shard, record
+
+    def _plans(self) -> Iterator[Plan]:
+        """One plan per shard: the same leapfrog steps for all."""
+        s = self.settings
+        rng = np.random.default_rng([self.seed, self.block, 1])
+        warming = self.block < s.warmup_blocks
+        steps = [sh.log_step if warming else sh.log_step_mean for sh in self.shards]
+        size = float(np.exp(np.mean(steps)))
+        length = s.path_length * (0.2 if self.block == 0 else 1.0)
+        wanted = length * rng.uniform(0.6, 1.4, s.block) / size
+        limit = 16 if self.block < 2 else _MAX_LEAPS
+        n_steps = np.clip(np.rint(wanted), 1, limit).astype(np.int32)
+        rows = self._rows(self.block)
+        for i in range(len(self.shards)):
+            chains = slice(i * s.shard_size, (i + 1) * s.shard_size)
+            key = jax.random.key(np.uint32(rng.integers(2**32)))
+            yield Plan(n_steps, rows[:, chains], jax.random.split(key, s.block))
+
+    def _rows(self, block: int) -> NDArray[np.int32]:
+        """Mixture rows (T, C): each chain goes through its own, one per kept draw."""
+        s = self.settings
+        per_chain = len(self.mixtures) // s.chains
+        if per_chain == 0:
+            return np.zeros((s.block, s.chains), dtype=np.int32)
+        offset = (block - s.warmup_blocks) * s.block
+        kept = (offset + np.arange(s.block)) // s.thin
+        own = (kept * per_chain // s.draws) % per_chain
+        return (np.arange(s.chains) * per_chain + own[:, None]).astype(np.int32)
+
+    def _keep(self, positions: FloatArray, records: list[Record]) -> None:
+        s = self.settings
+        first = (self.block - s.warmup_blocks) * s.block
+        ends = np.arange(first + 1, first + s.block + 1) % s.thin == 0
+        self.kept.append(positions[ends])
+        self.stats.append(
+            np.stack(
+                [
+                    np.concatenate([np.asarray(getattr(r, name), float) for r in records], axis=1)
+                    for name in ("acceptance", "energy", "divergent")
+                ]
+            )
+        )
+
+    def _learn(self) -> None:
+        """Learn from the window where the schedule says so, and pool the step sizes."""
+        total = self.settings.warmup_blocks
+        due = {max(1, round(share * total)) for share in _ADAPT_METRIC}
+        if self.block not in due:
+            return self._pool(restart=False)
+        recent = np.concatenate(self.window[len(self.window) // 4 :])
+        positions = recent.reshape(-1, self.structure.dimension)
+        if self.block in {max(1, round(share * total)) for share in _ADAPT_CENTRING}:
+            positions = self._recentre(positions)
+        self.metric = learn_metric(self.structure, positions)
+        self.gain = learn_gain(self.structure, positions, self.data)
+        self.window = []
+        return self._pool(restart=True)
+
+    def _recentre(self, positions: FloatArray) -> FloatArray:
+        centring = learn_centring(self.structure, positions, self.data)
+        last = np.concatenate([shard.position for shard in self.shards])
+        last, _ = recentre(self.structure, last, self.data, centring)
+        positions, self.data = recentre(self.structure, positions, self.data, centring)
+        ends = np.cumsum([len(shard.position) for shard in self.shards])[:-1]
+        self.shards = [
+            shard._replace(position=part)
+            for shard, part in zip(self.shards, np.split(last, ends), strict=True)
+        ]
+        return positions
+
+    def _pool(self, *, restart: bool) -> None:
+        if restart:
+            log_step = float(np.mean([shard.log_step for shard in self.shards]))
+            self.shards = [
+                _shard(shard.position, shard.row, log_step) for shard in self.shards
+            ]
+        elif self.block == self.settings.warmup_blocks:
+            mean = np.mean([shard.log_step_mean for shard in self.shards])
+            self.shards = [shard._replace(log_step_mean=mean) for shard in self.shards]
+
+
+def _shard(position: FloatArray, row: NDArray[np.int32], log_step: float) -> Shard:
+    zero = np.zeros(())
+    return Shard(
+        position, row, np.asarray(log_step), np.asarray(log_step), zero,
+        np.asarray(log_step + np.log(2.0)), zero,
+    )
+
+
+def overdispersed(positions: FloatArray, structure: Structure) -> FloatArray:
+    """Starting points from prior draws, their hyperparameters drawn towards the middle."""
+    start = positions.copy()
+    hyper = start[:, : structure.n_hyper]
+    middle = np.median(hyper, axis=0)
+    start[:, : structure.n_hyper] = middle + 0.5 * (hyper - middle)
+    return start
+
+
+def with_settings(settings: Settings, **changes: Any) -> Settings:
+    """Return settings with some values changed."""
+    return replace(settings, **changes)
