@@ -20,7 +20,7 @@ from scipy import optimize
 
 from bne.errors import InputError
 from bne.priors import Prior, inverse_gamma_between
-from bne.processes import Exact, Fourier, Hilbert, Kernel, Representation
+from bne.processes import Dual, Exact, Fourier, Hilbert, Kernel, Representation
 
 __all__ = [
     "MAX_FUNCTIONS",
@@ -39,6 +39,7 @@ TRUNCATION = 0.04
 WRAPPING = 0.05
 MAX_FUNCTIONS = {1: 160, 2: 1000, 3: 1400}
 EXACT_LIMIT = 400
+DUAL_LIMIT = 120
 _MARGIN = 0.5
 _SHORTEST = 0.05
 _LEVELS = (np.arange(64) + 0.5) / 64
@@ -111,12 +112,22 @@ def default_lengthscales(geometry: Geometry, kernel: Kernel) -> dict[str, Prior]
 
 @dataclass(frozen=True)
 class Approximation:
-    """The chosen representation, with how many coefficients each process takes and a note."""
+    """The chosen representation, with how many coefficients each process takes and a note.
+
+    Where there are far fewer sites than basis functions, a Hilbert-space process is sampled
+    through its values at the sites (`Dual`); `predictive` is what predicts, in any case.
+    """
 
     kind: Literal["hilbert", "rff", "exact"]
     representation: Representation
     sizes: dict[str, int]
     note: str
+
+    @property
+    def predictive(self) -> Representation:
+        """The representation whose coefficients predict."""
+        known = self.representation
+        return known.basis if isinstance(known, Dual) else known
 
 
 def choose(
@@ -163,9 +174,7 @@ def _exact(kernel: Kernel, geometry: Geometry, priors: Mapping[str, Prior]) -> A
         raise InputError(
             f"gp='exact' with {n} sites would need {n * n * 8e-9 * 20:.0f} GB; use gp='hilbert'."
         )
-    lower = min(float(prior.quantile(1e-5)) for prior in priors.values())
-    upper = max(float(prior.quantile(0.9995)) for prior in priors.values())
-    representation = Exact.build(kernel, geometry.sites, lower, upper)
+    representation = Exact.build(kernel, geometry.sites, *_range(priors))
     return Approximation(
         "exact", representation, dict.fromkeys(priors, n), f"exact Gaussian processes at {n} sites"
     )
@@ -212,7 +221,19 @@ def _hilbert(
             UserWarning,
             stacklevel=2,
         )
+    n = len(geometry.sites)
+    if n <= DUAL_LIMIT and n < 0.6 * np.mean(list(sizes.values())):
+        dual = Dual.build(basis, geometry.sites, *_range(priors))
+        note += f", sampled through the values at the {n} sites"
+        return Approximation("hilbert", dual, dict.fromkeys(priors, n), note)
     return Approximation("hilbert", basis, sizes, note)
+
+
+def _range(priors: Mapping[str, Prior]) -> tuple[float, float]:
+    """Length-scales between which factors are interpolated: nearly all that the priors allow."""
+    lower = min(float(prior.quantile(1e-5)) for prior in priors.values())
+    upper = max(float(prior.quantile(0.9995)) for prior in priors.values())
+    return lower, upper
 
 
 def _truncation(kernel: Kernel, prior: Prior, frequency: float, dim: int) -> float:

@@ -244,14 +244,16 @@ def evaluate_fields(
     if not structure.processes:
         return {}, jnp.zeros((), position.dtype)
     rows, scales, log_prior = [], [], jnp.zeros((), position.dtype)
+    sizes: tuple[int, ...] = ()
     width = data.representation.n_coefficients
     for process in structure.processes:
         gamma, term = coefficients(structure, position, data, process)
         rows.append(jnp.pad(gamma, ((0, 0), (0, width - process.size))))
         scales += [structure.log_lengthscale(position, process.name)] * process.copies
+        sizes += (process.size,) * process.copies
         log_prior = log_prior + term
     values = data.representation.evaluate(
-        data.features, jnp.stack(scales), jnp.concatenate(rows)
+        data.features, jnp.stack(scales), jnp.concatenate(rows), sizes
     )
     fields, start = {}, 0
     for process in structure.processes:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from scipy import linalg, stats
 
 __all__ = [
+    "Dual",
     "Exact",
     "Fourier",
     "Hilbert",
@@ -71,17 +72,19 @@ class Kernel:
             return (1.0 + t) * xp.exp(-t)
         return (1.0 + t + t * t / 3.0) * xp.exp(-t)
 
-    def log_spectral_density(self, squared_frequency: Any, log_lengthscale: Any, dim: int) -> Any:
+    def log_spectral_density(
+        self, squared_frequency: Any, log_lengthscale: Any, dim: int, xp: Any = jnp
+    ) -> Any:
         r"""Log spectral density at :math:`|\omega|^2` in `dim` dimensions, up to a constant.
 
         Matern: :math:`-(\nu + d/2)\log(1 + l^2|\omega|^2/2\nu)`; squared exponential:
         :math:`-l^2|\omega|^2/2`.
         """
-        scaled = squared_frequency * jnp.exp(2.0 * log_lengthscale)
+        scaled = squared_frequency * xp.exp(2.0 * log_lengthscale)
         if self.name == "squared_exponential":
             return -0.5 * scaled
         nu = self.smoothness
-        return -(nu + 0.5 * dim) * jnp.log1p(scaled / (2.0 * nu))
+        return -(nu + 0.5 * dim) * xp.log1p(scaled / (2.0 * nu))
 
     def spectral_tail(self, frequency: Any, lengthscale: Any, dim: int) -> FloatArray:
         r"""Share of the variance at frequencies above `frequency`.
@@ -133,8 +136,17 @@ class Representation(Protocol):
         """
         ...
 
-    def evaluate(self, features: Any, log_lengthscales: Any, coefficients: Any) -> Any:
-        """Fields (J, n) of J processes with coefficients (J, m) (JAX)."""
+    def evaluate(
+        self,
+        features: Any,
+        log_lengthscales: Any,
+        coefficients: Any,
+        sizes: tuple[int, ...] | None = None,
+    ) -> Any:
+        """Fields (J, n) of J processes with coefficients (J, m) (JAX).
+
+        `sizes` (J,) says how many leading coefficients of each are not zero (default: all).
+        """
         ...
 
     def draws(
@@ -214,10 +226,35 @@ class Hilbert:
         total = jnp.sum(jnp.exp(log_density))  # cos^2 + sin^2 = 1 halves each pair again
         return 0.5 * (log_density + share - jnp.log(total))
 
-    def evaluate(self, features: Any, log_lengthscales: Any, coefficients: Any) -> Any:
-        """Fields (J, n): one matrix product."""
+    def sd(self, log_lengthscale: float) -> FloatArray:
+        """Sd (m,) of all coefficients at unit amplitude, in NumPy."""
+        squared = np.asarray(self.squared_frequencies)
+        density = np.exp(
+            self.kernel.log_spectral_density(squared, log_lengthscale, len(self.origin), np)
+        )
+        share = np.where(squared > 0.0, 2.0, 1.0)
+        return np.asarray(np.sqrt(density * share / density.sum()))
+
+    def evaluate(
+        self,
+        features: Any,
+        log_lengthscales: Any,
+        coefficients: Any,
+        sizes: tuple[int, ...] | None = None,
+    ) -> Any:
+        """Fields (J, n): one matrix product for each distinct size."""
         del log_lengthscales
-        return coefficients @ features.T
+        sizes = sizes or (self.n_coefficients,) * len(coefficients)
+        values = [jnp.zeros(())] * len(sizes)
+        start = 0
+        for end in sorted(set(sizes)):
+            longer = [j for j, size in enumerate(sizes) if size >= end]
+            part = jnp.stack([coefficients[j, start:end] for j in longer])
+            product = part @ features[:, start:end].T
+            for j, row in zip(longer, product, strict=True):
+                values[j] = values[j] + row
+            start = end
+        return jnp.stack(values)
 
     def draws(
         self, coords: FloatArray, log_lengthscales: FloatArray, coefficients: FloatArray, seed: int
@@ -267,8 +304,15 @@ class Fourier:
         """Log sd of the coefficients: the same for all."""
         return jnp.full(size, 0.5 * math.log(2.0 / size)) + 0.0 * log_lengthscale
 
-    def evaluate(self, features: Any, log_lengthscales: Any, coefficients: Any) -> Any:
+    def evaluate(
+        self,
+        features: Any,
+        log_lengthscales: Any,
+        coefficients: Any,
+        sizes: tuple[int, ...] | None = None,
+    ) -> Any:
         """Fields (J, n): cosines at each process's own length-scale."""
+        del sizes
         scaled = features * jnp.exp(-log_lengthscales)[:, None, None] + self.phases
         return jnp.einsum("jnm,jm->jn", jnp.cos(scaled), coefficients)
 
@@ -290,6 +334,38 @@ class Fourier:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class Nodes:
+    r"""Chebyshev nodes in :math:`\log l`, between which factors of covariances are interpolated."""
+
+    positions: Any
+    weights: Any
+    ends: Any
+
+    @staticmethod
+    def between(lower: float, upper: float) -> Nodes:
+        """Nodes for length-scales in [lower, upper]."""
+        middle, half = 0.5 * math.log(lower * upper), 0.5 * math.log(upper / lower)
+        count = 6 + math.ceil(6.0 * half)
+        angles = math.pi * (np.arange(count) + 0.5) / count
+        weights = (-1.0) ** np.arange(count) * np.sin(angles)
+        ends = np.array([middle - half, middle + half])
+        return Nodes(middle + half * np.cos(angles), weights, ends)
+
+    def evaluate(self, factors: Any, log_lengthscales: Any, coefficients: Any) -> Any:
+        """Fields (J, n) from the factors (node, n, n) and coefficients (J, n)."""
+        at_nodes = jnp.einsum("qnm,jm->jqn", factors, coefficients)
+        return jnp.einsum("jq,jqn->jn", self.interpolation(log_lengthscales), at_nodes)
+
+    def interpolation(self, log_lengthscales: Any) -> Any:
+        """Barycentric weights (J, node), the length-scale held within the range of the nodes."""
+        log_l = jnp.clip(log_lengthscales, self.ends[0], self.ends[1])
+        gap = log_l[:, None] - self.positions
+        ratio = self.weights / jnp.where(gap == 0.0, 1e-14, gap)
+        return ratio / jnp.sum(ratio, axis=1, keepdims=True)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Exact:
     r"""The process at the training sites themselves, through Cholesky factors.
 
@@ -301,21 +377,13 @@ class Exact:
     """
 
     sites: Any
-    nodes: Any
-    weights: Any
-    log_range: Any
+    nodes: Nodes
     kernel: Kernel = field(metadata=_STATIC)
 
     @staticmethod
     def build(kernel: Kernel, sites: FloatArray, lower: float, upper: float) -> Exact:
         """Exact process at `sites` (n, d) for length-scales in [lower, upper]."""
-        middle, half = 0.5 * math.log(lower * upper), 0.5 * math.log(upper / lower)
-        count = 6 + math.ceil(6.0 * half)
-        angles = math.pi * (np.arange(count) + 0.5) / count
-        weights = (-1.0) ** np.arange(count) * np.sin(angles)
-        return Exact(
-            sites, middle + half * np.cos(angles), weights, np.array([middle, half]), kernel
-        )
+        return Exact(sites, Nodes.between(lower, upper), kernel)
 
     @property
     def n_coefficients(self) -> int:
@@ -326,16 +394,22 @@ class Exact:
         """Cholesky factors (node, n, n) at the training sites; `coords` must be those."""
         if not np.array_equal(coords, self.sites):
             raise ValueError("An exact process has features at its own training sites only.")
-        return np.stack([self._factor(float(node)) for node in self.nodes])
+        return np.stack([self._factor(float(node)) for node in self.nodes.positions])
 
     def log_sd(self, log_lengthscale: Any, size: int) -> Any:
         """Zero: the factor carries the scale."""
         return jnp.zeros(size) + 0.0 * log_lengthscale
 
-    def evaluate(self, features: Any, log_lengthscales: Any, coefficients: Any) -> Any:
+    def evaluate(
+        self,
+        features: Any,
+        log_lengthscales: Any,
+        coefficients: Any,
+        sizes: tuple[int, ...] | None = None,
+    ) -> Any:
         """Fields (J, n): all nodes at once, then the interpolation."""
-        at_nodes = jnp.einsum("qnm,jm->jqn", features, coefficients)
-        return jnp.einsum("jq,jqn->jn", self._interpolation(log_lengthscales), at_nodes)
+        del sizes
+        return self.nodes.evaluate(features, log_lengthscales, coefficients)
 
     def draws(
         self, coords: FloatArray, log_lengthscales: FloatArray, coefficients: FloatArray, seed: int
@@ -354,14 +428,6 @@ class Exact:
         matrix = covariance(self.kernel, self.sites, self.sites, math.exp(log_lengthscale))
         return np.linalg.cholesky(matrix + _JITTER * np.eye(len(matrix)))
 
-    def _interpolation(self, log_lengthscales: Any) -> Any:
-        """Barycentric weights (J, node), the length-scale held within the nodes' range."""
-        middle, half = self.log_range[0], self.log_range[1]
-        log_l = jnp.clip(log_lengthscales, middle - half, middle + half)
-        gap = log_l[:, None] - self.nodes
-        ratio = self.weights / jnp.where(gap == 0.0, 1e-14, gap)
-        return ratio / jnp.sum(ratio, axis=1, keepdims=True)
-
     def _path(
         self, coords: FloatArray, log_l: float, coefficient: FloatArray, seed: int, index: int
     ) -> FloatArray:
@@ -375,3 +441,84 @@ class Exact:
         gap = factor @ coefficient - at_sites
         weights = linalg.cho_solve((factor, True), gap, check_finite=False)
         return at_coords + covariance(self.kernel, coords, self.sites, lengthscale) @ weights
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Dual:
+    r"""A Hilbert-space process sampled through its values at a few training sites.
+
+    With fewer sites than basis functions most directions of the coefficients are known to the
+    prior alone. The values at the sites, :math:`f = L(l)\beta` with
+    :math:`LL^T = \Phi S(l)\Phi^T`, are all that the data speak of; the coefficients follow from
+    them by `lift`. The model is the same, its posterior has n dimensions instead of m.
+    """
+
+    basis: Hilbert
+    sites: Any
+    nodes: Nodes
+
+    @staticmethod
+    def build(basis: Hilbert, sites: FloatArray, lower: float, upper: float) -> Dual:
+        """Process of `basis` at `sites` (n, d) for length-scales in [lower, upper]."""
+        return Dual(basis, sites, Nodes.between(lower, upper))
+
+    @property
+    def n_coefficients(self) -> int:
+        """Number of training sites."""
+        return len(self.sites)
+
+    def features(self, coords: FloatArray) -> FloatArray:
+        """Cholesky factors (node, n, n) at the training sites; `coords` must be those."""
+        if not np.array_equal(coords, self.sites):
+            raise ValueError("These features exist at the training sites only.")
+        phi = self.basis.features(coords)
+        return np.stack([self._factor(phi, float(node)) for node in self.nodes.positions])
+
+    def log_sd(self, log_lengthscale: Any, size: int) -> Any:
+        """Zero: the factor carries the scale."""
+        return jnp.zeros(size) + 0.0 * log_lengthscale
+
+    def evaluate(
+        self,
+        features: Any,
+        log_lengthscales: Any,
+        coefficients: Any,
+        sizes: tuple[int, ...] | None = None,
+    ) -> Any:
+        """Fields (J, n): all nodes at once, then the interpolation."""
+        del sizes
+        return self.nodes.evaluate(features, log_lengthscales, coefficients)
+
+    def lift(
+        self, log_lengthscales: FloatArray, amplitudes: FloatArray, values: FloatArray, seed: int
+    ) -> FloatArray:
+        r"""Coefficients (S, m) of the basis, drawn given values (S, n) at the sites.
+
+        :math:`\gamma = \gamma_0 + S\Phi^T(\Phi S\Phi^T)^{-1}(f - \Phi\gamma_0)` with a prior draw
+        :math:`\gamma_0`.
+        """
+        phi = self.basis.features(np.asarray(self.sites))
+        rng = np.random.default_rng([seed, 11])
+        lifted = rng.standard_normal((len(values), self.basis.n_coefficients))
+        for s, (log_l, amplitude) in enumerate(zip(log_lengthscales, amplitudes, strict=True)):
+            sd = amplitude * self.basis.sd(float(log_l))
+            lifted[s] *= sd
+            factor = amplitude * self._factor(phi, float(log_l))
+            gap = linalg.cho_solve((factor, True), values[s] - phi @ lifted[s], check_finite=False)
+            lifted[s] += sd**2 * (phi.T @ gap)
+        return lifted
+
+    def draws(
+        self, coords: FloatArray, log_lengthscales: FloatArray, coefficients: FloatArray, seed: int
+    ) -> FloatArray:
+        """Fields (n, S) of lifted coefficients (S, m)."""
+        return self.basis.draws(coords, log_lengthscales, coefficients, seed)
+
+    def outside(self, coords: FloatArray) -> NDArray[np.bool_]:
+        """Sites beyond the domain of the basis."""
+        return self.basis.outside(coords)
+
+    def _factor(self, phi: FloatArray, log_lengthscale: float) -> FloatArray:
+        scaled = phi * self.basis.sd(log_lengthscale)
+        return np.linalg.cholesky(scaled @ scaled.T + _JITTER * np.eye(len(phi)))
