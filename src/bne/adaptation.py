@@ -107,20 +107,24 @@ def learn_metric(structure: Structure, positions: FloatArray) -> Metric:
 
 
 def learn_gain(structure: Structure, positions: FloatArray, data: ModelData) -> FloatArray:
-    r"""Matrix (m, n) from a change of the data to the change of the residual's coefficients.
+    r"""Matrix (m, n) from a change of the data to the change of the residual's coefficients z.
 
-    At the mean of the draws, with noise variances :math:`v = \sigma^2 s^2 + \lambda^2` and prior
+    At the median of the draws, with noise variances :math:`v = \sigma^2 s^2 + \lambda^2` and prior
     variances *S* of the coefficients: :math:`(H^T V^{-1} H + S^{-1})^{-1} H^T V^{-1}`, the
-    posterior mean of the linear-Gaussian model.
+    posterior mean of the linear-Gaussian model, in the units of z there. Being a shift of z, it
+    stays moderate for every chain: each coefficient moves in proportion to its own prior sd.
     """
     if "residual" not in structure or "weights" in structure:
         return np.zeros((0, len(data.response)))
     process = next(p for p in structure.processes if p.name == "residual")
-    centre = jnp.asarray(positions.mean(axis=0))
-    noise, log_sd, H = _linearised(structure, centre, data, process.size)
-    precision = np.asarray(H) / np.asarray(noise)
-    left = precision @ np.asarray(H).T + np.diag(np.exp(-2.0 * np.asarray(log_sd)))
-    return np.asarray(np.linalg.solve(left, precision))
+    centre = jnp.asarray(np.median(positions, axis=0))
+    noise, log_sd, H = (np.asarray(x) for x in _linearised(structure, centre, data, process.size))
+    share, reference = data.centring["residual"]
+    unit = np.exp(np.asarray(share) * (log_sd - np.asarray(reference)))  # prior sd of z
+    columns = (np.exp(log_sd) * H.T).T  # effect of each coefficient, in prior sds
+    precision = columns / noise
+    left = precision @ columns.T + np.eye(process.size)
+    return np.asarray(unit[:, None] * np.linalg.solve(left, precision))
 
 
 @partial(jax.jit, static_argnames=("structure", "size"))

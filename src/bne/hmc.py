@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from bne.model import ModelData, Structure, log_density, relocate
+from bne.model import ModelData, Structure, log_density
 
 __all__ = ["DIVERGENT_ENERGY", "Control", "Metric", "Plan", "Record", "Shard", "advance", "metric"]
 
@@ -94,8 +94,9 @@ def advance(
 ) -> tuple[Shard, Record]:
     """Make one transition per entry of `plan`.
 
-    A transition first moves each chain to its row of `mixtures` (S, n), shifting the residual by
-    `gain` (m, n) times the change of the mixture, then follows a Hamiltonian trajectory.
+    A transition first moves each chain to its row of `mixtures` (S, n), shifting the coefficients
+    of the residual by `gain` (m, n) times the change of the mixture, then follows a Hamiltonian
+    trajectory.
     """
     density = partial(log_density, structure)
     gradient = jax.vmap(jax.value_and_grad(density), in_axes=(0, None, 0))
@@ -104,10 +105,8 @@ def advance(
         mixture = mixtures[step.rows]
         start = shard.position
         if gain.size:
-            change = mixtures[shard.row] - mixture
-            start = jax.vmap(partial(relocate, structure), (0, None, 0))(
-                start, data, change @ gain.T
-            )
+            shift = (mixtures[shard.row] - mixture) @ gain.T
+            start = start.at[:, structure.blocks()["residual"]].add(shift)
         key_momentum, key_accept = jax.random.split(step.keys)
         momentum = _draw_momentum(key_momentum, start, metric)
         size = jnp.exp(jnp.where(control.adapting > 0, shard.log_step, shard.log_step_mean))

@@ -54,7 +54,6 @@ __all__ = [
     "log_density",
     "log_prior_sd",
     "mixture_of",
-    "relocate",
     "sample_prior",
     "softmax_weights",
 ]
@@ -299,15 +298,6 @@ def log_density(structure: Structure, position: Any, data: ModelData, mixture: A
     else:
         log_likelihood = jnp.sum(normal_logpdf(residual, log_scale))
     return log_likelihood + log_prior + _log_hyperprior(structure, position, data)
-
-
-def relocate(structure: Structure, position: Any, data: ModelData, shift: Any) -> Any:
-    """Position with `shift` (m,) added to the coefficients gamma of the residual."""
-    process = next(p for p in structure.processes if p.name == "residual")
-    log_sd = log_prior_sd(structure, position, data, process)
-    share, reference = data.centring["residual"]
-    scale = jnp.exp(log_sd - share * (log_sd - reference))
-    return position.at[structure.blocks()["residual"]].add(shift[: process.size] / scale)
 
 
 def sample_prior(
