@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,6 +100,11 @@ def default_lengthscales(geometry: Geometry, kernel: Kernel) -> dict[str, Prior]
     of the width. Where the basis cannot resolve the lower end, it is raised to what it can.
     """
     width, spacing = geometry.width, geometry.spacing
+    if not width > 0.0:
+        raise InputError(
+            "all training sites lie at one place, so that no length-scale can be learned; "
+            "a fit needs sites at two places at least"
+        )
     slow = min(max(2.0 * spacing, 0.1 * geometry.dim * width), 0.3 * width)
     lowest = dict.fromkeys(("weights", "log_scale", "log_skew"), slow)
     lowest["residual"] = min(spacing, 0.25 * width)
@@ -115,13 +120,15 @@ class Approximation:
     """The chosen representation, with how many coefficients each process takes and a note.
 
     Where there are far fewer sites than basis functions, a Hilbert-space process is sampled
-    through its values at the sites (`Dual`); `predictive` is what predicts, in any case.
+    through its values at the sites (`Dual`); `predictive` is what predicts, in any case, and
+    `basis_sizes` says how many of its functions each process then takes.
     """
 
     kind: Literal["hilbert", "rff", "exact"]
     representation: Representation
     sizes: dict[str, int]
     note: str
+    basis_sizes: dict[str, int] = field(default_factory=dict)
 
     @property
     def predictive(self) -> Representation:
@@ -150,11 +157,13 @@ def choose(
     geometry : Geometry
     lengthscales : mapping of process name to Prior
     n_features : int, optional
-        Number of functions: an upper limit for ``hilbert`` (default 256, 768 and 1200 in one, two
-        and three dimensions), the number of random features for ``rff`` (default 128).
+        Number of functions: about the upper limit for ``hilbert`` (default 160, 1000 and 1400 in
+        one, two and three dimensions), the number of random features for ``rff`` (default 128).
     seed : int
         Seed of the random features.
     """
+    if gp not in get_args(GPName):
+        raise InputError(f"unknown gp {gp!r}; choose one of {', '.join(get_args(GPName))}.")
     limit = n_features or MAX_FUNCTIONS[geometry.dim]
     periods = _periods(geometry, kernel, list(lengthscales.values()))
     needed = max(
@@ -201,7 +210,8 @@ def _hilbert(
     basis = Hilbert.build(kernel, geometry.domain, periods, min(highest, max(wanted.values())))
     squared = np.asarray(basis.squared_frequencies)
     sizes = {
-        name: max(int(np.sum(squared <= frequency**2)), 3) for name, frequency in wanted.items()
+        name: min(max(int(np.sum(squared <= frequency**2)), 3), basis.n_coefficients)
+        for name, frequency in wanted.items()
     }
     errors = {
         name: _truncation(kernel, prior, min(wanted[name], highest), geometry.dim)
@@ -209,8 +219,9 @@ def _hilbert(
     }
     worst = max(errors, key=lambda name: errors[name])
     note = (
-        f"Hilbert-space basis of {basis.n_coefficients} functions; covariance error below "
-        f"{max(errors[worst], TRUNCATION):.1%} of the variance with prior probability 0.95"
+        f"Hilbert-space basis of {basis.n_coefficients} functions; beyond its highest frequency "
+        f"lie at most {max(errors[worst], TRUNCATION):.1%} of the variance with prior probability "
+        "0.95"
     )
     if errors[worst] > 1.1 * TRUNCATION:
         warnings.warn(
@@ -225,7 +236,7 @@ def _hilbert(
     if n <= DUAL_LIMIT and n < 0.6 * np.mean(list(sizes.values())):
         dual = Dual.build(basis, geometry.sites, *_range(priors))
         note += f", sampled through the values at the {n} sites"
-        return Approximation("hilbert", dual, dict.fromkeys(priors, n), note)
+        return Approximation("hilbert", dual, dict.fromkeys(priors, n), note, sizes)
     return Approximation("hilbert", basis, sizes, note)
 
 

@@ -8,7 +8,7 @@ the seed alone, not on how many cores there are.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,9 +26,9 @@ from bne.adaptation import (
     recentre,
 )
 from bne.hmc import Control, Metric, Plan, Record, Shard, advance
-from bne.model import ModelData, Structure
+from bne.model import Centring, ModelData, Structure, log_prior_sd
 
-__all__ = ["Draws", "Sampler", "Settings", "sample"]
+__all__ = ["Draws", "Sampler", "Settings", "overdispersed", "sample", "warm_start"]
 
 FloatArray = NDArray[np.float64]
 Progress = Callable[[int, int], None]
@@ -124,7 +124,7 @@ def sample(
     seed: int,
     *,
     progress: Progress | None = None,
-    sampler: Sampler | None = None,
+    state: Mapping[str, NDArray[Any]] | None = None,
     after_block: Callable[[Sampler], None] | None = None,
 ) -> Draws:
     """Sample the posterior of one structure.
@@ -143,12 +143,14 @@ def sample(
     seed : int
     progress : callable, optional
         Called with the blocks done and the blocks in all.
-    sampler : Sampler, optional
-        An interrupted run to go on with.
+    state : mapping of arrays, optional
+        What `Sampler.state` returned in an interrupted run of the same arguments.
     after_block : callable, optional
         Called with the sampler after every block, e.g. to write a checkpoint.
     """
-    run = sampler or Sampler.begin(structure, data, mixtures, start, settings, seed)
+    run = Sampler.begin(structure, data, mixtures, start, settings, seed)
+    if state is not None:
+        run.restore(state)
     threads = min(len(run.shards), os.cpu_count() or 1)
     with ThreadPoolExecutor(threads) as pool:
         while run.block < settings.blocks:
@@ -193,7 +195,7 @@ class Sampler:
         settings: Settings,
         seed: int,
     ) -> Sampler:
-        """Set up a run that starts at `start` (chains, P)."""
+        """Set up a run; the parameters are those of `sample`."""
         with jax.enable_x64(True):
             run = Sampler(structure, data.non_centred(structure), mixtures, settings, seed)
             run.gain = learn_gain(structure, start, run.data)
@@ -234,6 +236,37 @@ class Sampler:
             {name: np.asarray(v).reshape(*shape, *v.shape[1:]) for name, v in found.items()},
             {"acceptance": stats[0], "energy": stats[1], "diverging": stats[2] > 0.5},
         )
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return everything that `restore` needs to go on, as plain arrays."""
+        found = {"block": np.asarray(self.block), "gain": self.gain}
+        found |= {f"metric.{k}": np.asarray(v) for k, v in self.metric._asdict().items()}
+        for name, centring in self.data.centring.items():
+            found[f"centring.{name}"] = np.stack([np.asarray(x) for x in centring])
+        for i, shard in enumerate(self.shards):
+            found |= {f"shard.{i}.{k}": np.asarray(v) for k, v in shard._asdict().items()}
+        for name in ("window", "kept", "stats"):
+            found |= {f"{name}.{i}": block for i, block in enumerate(getattr(self, name))}
+        return found
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from what `state` returned: the draws will be those of an unbroken run."""
+
+        def listed(name: str) -> list[FloatArray]:
+            count = sum(key.startswith(f"{name}.") for key in state)
+            return [state[f"{name}.{i}"] for i in range(count)]
+
+        self.block, self.gain = int(state["block"]), state["gain"]
+        self.metric = Metric(*(state[f"metric.{k}"] for k in Metric._fields))
+        centring = {
+            p.name: Centring(*state[f"centring.{p.name}"]) for p in self.structure.processes
+        }
+        self.data = replace(self.data, centring=centring)
+        self.shards = [
+            Shard(*(state[f"shard.{i}.{k}"] for k in Shard._fields))
+            for i in range(len(self.shards))
+        ]
+        self.window, self.kept, self.stats = listed("window"), listed("kept"), listed("stats")
 
     def _advance(self, index: int, plan: Plan) -> tuple[Shard, Record]:
         warming = self.block < self.settings.warmup_blocks
@@ -324,9 +357,7 @@ class Sampler:
     def _pool(self, *, restart: bool) -> None:
         if restart:
             log_step = float(np.mean([shard.log_step for shard in self.shards]))
-            self.shards = [
-                _shard(shard.position, shard.row, log_step) for shard in self.shards
-            ]
+            self.shards = [_shard(shard.position, shard.row, log_step) for shard in self.shards]
         elif self.block == self.settings.warmup_blocks:
             mean = np.mean([shard.log_step_mean for shard in self.shards])
             self.shards = [shard._replace(log_step_mean=mean) for shard in self.shards]
@@ -334,10 +365,8 @@ class Sampler:
 
 def _shard(position: FloatArray, row: NDArray[np.int32], log_step: float) -> Shard:
     zero = np.zeros(())
-    return Shard(
-        position, row, np.asarray(log_step), np.asarray(log_step), zero,
-        np.asarray(log_step + np.log(2.0)), zero,
-    )
+    size, anchor = np.asarray(log_step), np.asarray(log_step + np.log(2.0))
+    return Shard(position, row, size, size, zero, anchor, zero)
 
 
 def overdispersed(positions: FloatArray, structure: Structure) -> FloatArray:
@@ -349,6 +378,27 @@ def overdispersed(positions: FloatArray, structure: Structure) -> FloatArray:
     return start
 
 
-def with_settings(settings: Settings, **changes: Any) -> Settings:
-    """Return settings with some values changed."""
-    return replace(settings, **changes)
+def warm_start(
+    structure: Structure, data: ModelData, draws: Draws, start: FloatArray
+) -> FloatArray:
+    """Put the last draws of an earlier step into `start` (chains, P), where both know a term.
+
+    Chain c continues chain c of `draws` (cyclically); both are non-centred.
+    """
+    moved, earlier = start.copy(), draws.structure
+    chains = np.arange(len(start)) % draws.n_chains
+    for i, name in enumerate(structure.hyperparameters):
+        if name in earlier.hyperparameters:
+            moved[:, i] = draws.value(name)[chains, -1]
+    if structure.n_trend == earlier.n_trend:
+        moved[:, structure.n_hyper : structure.n_hyper + structure.n_trend] = draws.trend[
+            chains, -1
+        ]
+    for process in structure.processes:
+        if process in earlier.processes:
+            gamma = draws.gamma[process.name][chains, -1]
+            with jax.enable_x64(True):
+                sd = np.exp([log_prior_sd(structure, row, data, process) for row in moved])
+            block = structure.blocks()[process.name]
+            moved[:, block] = (gamma / sd[:, None, :]).reshape(len(moved), -1)
+    return moved

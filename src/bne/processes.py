@@ -38,6 +38,7 @@ KernelName = Literal["matern12", "matern32", "matern52", "squared_exponential"]
 _STATIC: dict[str, Any] = {"static": True}
 _JITTER = 1e-9
 _PATH_FEATURES = 256
+_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -171,8 +172,9 @@ class Hilbert:
     spectral density and are scaled to sum to one, so that the variance of the process is
     :math:`a^2` at every site, the edges included. What remains is the variance beyond
     :math:`\omega_{max}`, which is given to lower frequencies, and the correlation of sites through
-    the periodic boundary; `Hilbert.build` chooses the box and :math:`\omega_{max}` so that both
-    stay below a bound on average over the prior of the length-scale.
+    the periodic boundary; `bne.approximation.choose` takes the box and :math:`\omega_{max}` so that
+    both are bounded over the prior of the length-scale, the second between training sites and any
+    others: two sites to be predicted near opposite ends of the domain may be correlated.
 
     Solin and Sarkka (2020) describe the method with a boundary that pins the field to zero; the
     periodic boundary needs no wider box and leaves the variance exact.
@@ -210,13 +212,14 @@ class Hilbert:
         """Number of eigenfunctions."""
         return len(self.squared_frequencies)
 
-    def features(self, coords: FloatArray) -> FloatArray:
-        """Eigenfunctions at `coords` (n, d): array (n, m)."""
-        phase = (coords - self.origin) @ np.asarray(self.frequencies).T
-        values = np.ones((len(coords), self.n_coefficients))
+    def features(self, coords: FloatArray, size: int | None = None) -> FloatArray:
+        """Eigenfunctions at `coords` (n, d), all or the `size` lowest: array (n, m)."""
+        size = size or self.n_coefficients
+        phase = (coords - self.origin) @ np.asarray(self.frequencies)[: size // 2].T
+        values = np.ones((len(coords), 2 * (size // 2) + 1))
         np.cos(phase, out=values[:, 1::2])
         np.sin(phase, out=values[:, 2::2])
-        return values
+        return values[:, :size]
 
     def log_sd(self, log_lengthscale: Any, size: int) -> Any:
         """Log sd (size,) of the coefficients of the `size` lowest eigenfunctions."""
@@ -226,14 +229,13 @@ class Hilbert:
         total = jnp.sum(jnp.exp(log_density))  # cos^2 + sin^2 = 1 halves each pair again
         return 0.5 * (log_density + share - jnp.log(total))
 
-    def sd(self, log_lengthscale: float) -> FloatArray:
-        """Sd (m,) of all coefficients at unit amplitude, in NumPy."""
-        squared = np.asarray(self.squared_frequencies)
-        density = np.exp(
-            self.kernel.log_spectral_density(squared, log_lengthscale, len(self.origin), np)
-        )
+    def sd(self, log_lengthscales: FloatArray, size: int) -> FloatArray:
+        """Sd (S, size) of the lowest coefficients at unit amplitude, in NumPy."""
+        squared = np.asarray(self.squared_frequencies)[:size]
+        log_l = np.asarray(log_lengthscales)[:, None]
+        density = np.exp(self.kernel.log_spectral_density(squared, log_l, len(self.origin), np))
         share = np.where(squared > 0.0, 2.0, 1.0)
-        return np.asarray(np.sqrt(density * share / density.sum()))
+        return np.asarray(np.sqrt(density * share / density.sum(axis=1, keepdims=True)))
 
     def evaluate(
         self,
@@ -259,9 +261,9 @@ class Hilbert:
     def draws(
         self, coords: FloatArray, log_lengthscales: FloatArray, coefficients: FloatArray, seed: int
     ) -> FloatArray:
-        """Fields (n, S) of coefficients (S, m)."""
+        """Fields (n, S) of the lowest coefficients (S, m)."""
         del log_lengthscales, seed
-        return np.asarray(self.features(coords) @ coefficients.T)
+        return np.asarray(self.features(coords, coefficients.shape[1]) @ coefficients.T)
 
     def outside(self, coords: FloatArray) -> NDArray[np.bool_]:
         """Sites beyond the domain that the basis was built for."""
@@ -491,22 +493,34 @@ class Dual:
         return self.nodes.evaluate(features, log_lengthscales, coefficients)
 
     def lift(
-        self, log_lengthscales: FloatArray, amplitudes: FloatArray, values: FloatArray, seed: int
+        self,
+        log_lengthscales: FloatArray,
+        amplitudes: FloatArray,
+        values: FloatArray,
+        seed: int,
+        size: int,
     ) -> FloatArray:
-        r"""Coefficients (S, m) of the basis, drawn given values (S, n) at the sites.
+        r"""Coefficients (S, size) of the basis, drawn given values (S, n) at the sites.
 
         :math:`\gamma = \gamma_0 + S\Phi^T(\Phi S\Phi^T)^{-1}(f - \Phi\gamma_0)` with a prior draw
-        :math:`\gamma_0`.
+        :math:`\gamma_0`. All functions of the basis take part, as in the factor at the sites, and
+        the `size` lowest are kept: fewer could not pass through *f*, except by huge coefficients.
         """
         phi = self.basis.features(np.asarray(self.sites))
         rng = np.random.default_rng([seed, 11])
-        lifted = rng.standard_normal((len(values), self.basis.n_coefficients))
-        for s, (log_l, amplitude) in enumerate(zip(log_lengthscales, amplitudes, strict=True)):
-            sd = amplitude * self.basis.sd(float(log_l))
-            lifted[s] *= sd
-            factor = amplitude * self._factor(phi, float(log_l))
-            gap = linalg.cho_solve((factor, True), values[s] - phi @ lifted[s], check_finite=False)
-            lifted[s] += sd**2 * (phi.T @ gap)
+        noise = rng.standard_normal((len(values), self.basis.n_coefficients))
+        lifted = np.empty((len(values), size))
+        for start in range(0, len(values), _BATCH):
+            part = slice(start, start + _BATCH)
+            sd = self.basis.sd(log_lengthscales[part], self.basis.n_coefficients)
+            scaled = sd[:, None, :] * phi
+            gap = values[part] / amplitudes[part, None] - np.einsum(
+                "snm,sm->sn", scaled, noise[part]
+            )
+            gram = scaled @ scaled.transpose(0, 2, 1) + _JITTER * np.eye(len(phi))
+            weights = np.linalg.solve(gram, gap[..., None])[..., 0]
+            shift = np.einsum("snm,sn->sm", scaled[..., :size], weights)
+            lifted[part] = amplitudes[part, None] * sd[:, :size] * (noise[part, :size] + shift)
         return lifted
 
     def draws(
@@ -520,5 +534,5 @@ class Dual:
         return self.basis.outside(coords)
 
     def _factor(self, phi: FloatArray, log_lengthscale: float) -> FloatArray:
-        scaled = phi * self.basis.sd(log_lengthscale)
+        scaled = phi * self.basis.sd(np.array([log_lengthscale]), self.basis.n_coefficients)
         return np.linalg.cholesky(scaled @ scaled.T + _JITTER * np.eye(len(phi)))
