@@ -42,22 +42,18 @@ class StandIn:
     def predict(self, sites):
         return sites[self.base_models[0]].to_numpy(dtype=float)
 
-    def predict_var(self, sites):
-        return np.ones(len(sites))
-
     def predict_quantiles(self, sites, alpha):
         return pd.DataFrame({a: self.predict(sites) + a for a in alpha})
 
-    def exceedance(self, sites, threshold):
-        return pd.Series(self.predict(sites) > threshold, dtype=float)
-
-    def weights(self, sites):
+    def summary(self, sites, alpha, threshold=None):
+        mean = self.predict(sites)
+        table = {"mean": mean, "sd": 1.0} | {f"q{100 * a:.10g}": mean + a for a in alpha}
+        if threshold is not None:
+            table["exceedance"] = (mean > threshold).astype(float)
         share = 1 / len(self.base_models)
-        names = pd.MultiIndex.from_product([["mean", "sd"], self.base_models])
-        return pd.DataFrame(share, index=sites.index, columns=names)
-
-    def decompose(self, sites):
-        return pd.DataFrame({"aleatoric": 0.6, "epistemic": 0.4, "total": 1.0}, index=sites.index)
+        table |= {f"weight_{name}": share for name in self.base_models}
+        table |= {"var_aleatoric": 0.6, "var_epistemic": 0.4, "var_total": 1.0}
+        return pd.DataFrame(table | {"outside": self.outside(sites)}, index=sites.index)
 
     def sample(self, sites, n, random_state=None):
         return np.tile(self.predict(sites), (n, 1)) + np.arange(n)[:, None]

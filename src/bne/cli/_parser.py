@@ -36,7 +36,7 @@ OUT has one row per site of SITES:
   mean, sd      of the predictive distribution
   q5, q50, ...  its quantiles
   exceedance    probability of a value above the threshold
-  weight_NAME   mean weight of each base model
+  weight_NAME   mean weight of each base model; weight_sd_NAME its sd
   var_NAME      parts of the variance; they sum to var_total
   outside       whether the site lies beyond the range of the training sites
   draw_0, ...   joint draws, with --draws (in .nc, the variable draws)"""

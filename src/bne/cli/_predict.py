@@ -68,22 +68,10 @@ def prediction_table(
     Returns
     -------
     DataFrame
-        Coordinates, mean, sd, q2.5, ..., exceedance, weight_NAME, var_NAME, outside.
+        Coordinates, and the columns of ``model.summary``.
     """
-    out = sites[list(model.coords)].copy()
-    out["mean"] = np.asarray(model.predict(sites))
-    out["sd"] = np.sqrt(np.asarray(model.predict_var(sites)))
-    levels = np.asarray(model.predict_quantiles(sites, alpha=list(quantiles)))
-    for level, values in zip(quantiles, levels.T, strict=True):
-        out[f"q{100 * level:.10g}"] = values
-    if threshold is not None:
-        out["exceedance"] = np.asarray(model.exceedance(sites, threshold=threshold))
-    for name, values in model.weights(sites)["mean"].items():
-        out[f"weight_{name}"] = np.asarray(values)
-    for name, values in model.decompose(sites).items():
-        out[f"var_{name}"] = np.asarray(values)
-    out["outside"] = np.asarray(model.outside(sites), dtype=bool)
-    return out
+    summary = model.summary(sites, alpha=list(quantiles), threshold=threshold)
+    return pd.concat([sites[list(model.coords)], summary], axis=1)
 
 
 def _summarise(arguments: argparse.Namespace, out: pd.DataFrame, dropped: int) -> None:
