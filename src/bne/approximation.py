@@ -274,13 +274,13 @@ def _periods(geometry: Geometry, kernel: Kernel, priors: list[Prior]) -> FloatAr
 
     far = max(float(ls[-1]) for ls in lengthscales)
     faded = float(optimize.brentq(excess, 0.0, 50.0 * far))
-    return geometry.domain[1] - geometry.domain[0] + max(faded - margin, 0.0)
+    return np.asarray(geometry.domain[1] - geometry.domain[0] + max(faded - margin, 0.0))
 
 
 def _count(frequency: float, periods: FloatArray) -> float:
     """Number of frequencies in a ball, each a point of the lattice 2 pi j / P."""
     dim = len(periods)
-    ball = math.pi ** (dim / 2) / math.gamma(dim / 2 + 1) * frequency**dim
+    ball = float(math.pi ** (dim / 2) / math.gamma(dim / 2 + 1) * frequency**dim)
     return ball * float(np.prod(periods)) / (2.0 * math.pi) ** dim
 
 

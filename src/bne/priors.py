@@ -40,7 +40,7 @@ class Prior:
     first: Any
     second: Any
 
-    def log_density(self, u: jax.Array) -> jax.Array:
+    def log_density(self, u: Any) -> Any:
         r"""Log density of :math:`u = \log\theta`, up to a constant (JAX)."""
         if self.family == "half_normal":
             return u - 0.5 * jnp.exp(2.0 * (u - jnp.log(self.first)))
@@ -54,7 +54,8 @@ class Prior:
 
     def sample_log(self, rng: np.random.Generator, size: int | tuple[int, ...]) -> FloatArray:
         r"""Draws of :math:`\log\theta`."""
-        return np.log(np.asarray(self._law().rvs(size=size, random_state=rng), dtype=float))
+        draws = np.asarray(self._law().rvs(size=size, random_state=rng), dtype=float)
+        return np.asarray(np.log(draws))
 
     def to_dict(self) -> dict[str, str | float]:
         """Return plain values, for storage."""

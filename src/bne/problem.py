@@ -15,7 +15,7 @@ from bne.coordinates import Standardiser
 from bne.errors import InputError
 from bne.model import ModelData, Process, Structure
 from bne.priors import Prior, half_normal, inverse_gamma_between
-from bne.processes import Kernel, KernelName
+from bne.processes import Hilbert, Kernel, KernelName
 from bne.trend import PriorMean, Trend
 
 __all__ = ["Inference", "Options", "Priors", "Problem", "Strategy"]
@@ -161,12 +161,15 @@ class Problem:
     def data(self) -> ModelData:
         """What the log densities are conditional on, laid out once."""
         representation = self.approximation.representation
+        features = representation.features(self.coords)
+        if isinstance(representation, Hilbert):
+            features = representation.blocks(features, self.approximation.sizes.values())
         with jax.enable_x64(True):
             return ModelData(
                 response=self.response,
                 base=self.base,
                 trend=self.trend.columns(self.coords, self.base),
-                features=representation.features(self.coords),
+                features=features,
                 representation=representation,
                 priors=self.priors,
             )

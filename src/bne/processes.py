@@ -13,6 +13,7 @@ coefficients. The samplers know nothing else of a process.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args
 
@@ -223,11 +224,13 @@ class Hilbert:
 
     def log_sd(self, log_lengthscale: Any, size: int) -> Any:
         """Log sd (size,) of the coefficients of the `size` lowest eigenfunctions."""
-        squared = jnp.asarray(self.squared_frequencies)[:size]
+        squared = jnp.asarray(self.squared_frequencies)[1:size:2]  # of cosine and sine alike
         log_density = self.kernel.log_spectral_density(squared, log_lengthscale, len(self.origin))
-        share = jnp.where(squared > 0.0, math.log(2.0), 0.0)  # a frequency and its negative
-        total = jnp.sum(jnp.exp(log_density))  # cos^2 + sin^2 = 1 halves each pair again
-        return 0.5 * (log_density + share - jnp.log(total))
+        constant = self.kernel.log_spectral_density(0.0, log_lengthscale, len(self.origin))
+        # A frequency has a negative, and cos^2 + sin^2 = 1 halves each pair again.
+        total = 2.0 * jnp.sum(jnp.exp(log_density)) + jnp.exp(constant)
+        pairs = jnp.repeat(log_density + math.log(2.0), 2)[: size - 1]
+        return 0.5 * (jnp.concatenate([jnp.reshape(constant, 1), pairs]) - jnp.log(total))
 
     def sd(self, log_lengthscales: FloatArray, size: int) -> FloatArray:
         """Sd (S, size) of the lowest coefficients at unit amplitude, in NumPy."""
@@ -244,19 +247,38 @@ class Hilbert:
         coefficients: Any,
         sizes: tuple[int, ...] | None = None,
     ) -> Any:
-        """Fields (J, n): one matrix product for each distinct size."""
+        """Fields (J, n): one matrix product for each distinct size.
+
+        `features` are the matrix itself, or its `blocks`, with which products are fast.
+        """
         del log_lengthscales
         sizes = sizes or (self.n_coefficients,) * len(coefficients)
-        values = [jnp.zeros(())] * len(sizes)
+        blocks = features if isinstance(features, tuple) else self.blocks(features, sizes)
+        values: list[Any] = [0.0] * len(sizes)
         start = 0
-        for end in sorted(set(sizes)):
+        for block in blocks:
+            end = start + len(block)
             longer = [j for j, size in enumerate(sizes) if size >= end]
-            part = jnp.stack([coefficients[j, start:end] for j in longer])
-            product = part @ features[:, start:end].T
+            if not longer:
+                break
+            product = jnp.stack([coefficients[j, start:end] for j in longer]) @ block
             for j, row in zip(longer, product, strict=True):
                 values[j] = values[j] + row
             start = end
         return jnp.stack(values)
+
+    @staticmethod
+    def blocks(features: Any, sizes: Iterable[int]) -> tuple[Any, ...]:
+        """Cut features (n, m) at the distinct sizes, each block (size, n) by itself in memory.
+
+        A product with part of a matrix would copy that part, for every gradient anew.
+        """
+        ends = sorted(set(sizes))
+        xp = np if isinstance(features, np.ndarray) else jnp
+        return tuple(
+            xp.ascontiguousarray(features[:, start:end].T) if xp is np else features[:, start:end].T
+            for start, end in zip([0, *ends[:-1]], ends, strict=True)
+        )
 
     def draws(
         self, coords: FloatArray, log_lengthscales: FloatArray, coefficients: FloatArray, seed: int
@@ -428,7 +450,8 @@ class Exact:
 
     def _factor(self, log_lengthscale: float) -> FloatArray:
         matrix = covariance(self.kernel, self.sites, self.sites, math.exp(log_lengthscale))
-        return np.linalg.cholesky(matrix + _JITTER * np.eye(len(matrix)))
+        factor = np.linalg.cholesky(matrix + _JITTER * np.eye(len(matrix)))
+        return np.asarray(factor, dtype=float)
 
     def _path(
         self, coords: FloatArray, log_l: float, coefficient: FloatArray, seed: int, index: int
@@ -535,4 +558,5 @@ class Dual:
 
     def _factor(self, phi: FloatArray, log_lengthscale: float) -> FloatArray:
         scaled = phi * self.basis.sd(np.array([log_lengthscale]), self.basis.n_coefficients)
-        return np.linalg.cholesky(scaled @ scaled.T + _JITTER * np.eye(len(phi)))
+        factor = np.linalg.cholesky(scaled @ scaled.T + _JITTER * np.eye(len(phi)))
+        return np.asarray(factor, dtype=float)
