@@ -14,9 +14,10 @@ from scipy import signal, stats
 
 from bne.approximation import Geometry, choose, default_lengthscales
 from bne.inference import Settings
+from bne.kernels import Kernel
 from bne.model import ModelData, Process, Structure
 from bne.priors import half_normal, inverse_gamma_between
-from bne.processes import Dual, Kernel
+from bne.site_processes import Dual
 from calibration import Calibration, Problem, calibrate, pit
 
 N_MODELS = 3
@@ -47,7 +48,7 @@ def make_problem(step: str, *, dual: bool = False, necks: bool = False) -> Probl
     chosen = choose("hilbert", kernel, geometry, lengthscales)
     representation, sizes = chosen.representation, chosen.sizes
     if dual:
-        representation = Dual.build(chosen.predictive, x, 0.3, 60.0)
+        representation = Dual.build(chosen.representation.basis, x, 0.3, 60.0)
         sizes = dict.fromkeys(sizes, len(x))
     tame = "log_scale" in STEPS[step] and not necks
     data = ModelData(

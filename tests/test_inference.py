@@ -15,8 +15,9 @@ from scipy import stats
 from bne import hmc, inference, model
 from bne._convergence import ess_bulk
 from bne.inference import Draws, Settings
+from bne.kernels import Kernel
 from bne.priors import half_normal, inverse_gamma, inverse_gamma_between, log_normal
-from bne.processes import Exact, Kernel
+from bne.site_processes import Exact
 from calibration import positions_of, scalars_of
 from test_calibration import make_problem
 

@@ -16,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import special, stats
 
+from bne.kernels import Kernel
 from bne.model import (
     Centring,
     ModelData,
@@ -31,7 +32,7 @@ from bne.model import (
     softmax_weights,
 )
 from bne.priors import Prior, half_normal, inverse_gamma, log_normal
-from bne.processes import Hilbert, Kernel
+from bne.processes import Hilbert
 
 FloatArray = NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""What warm-up learns from the draws of all chains: centring, metric, and the shift of the residual.
+"""What warm-up learns from the draws: centring, metric, and the shift of the residual.
 
 All of it only changes how fast the chains move, never the law they sample; and all of it is plain
 NumPy on arrays of draws.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from bne.errors import InputError
+from bne.kernels import Kernel
 from bne.priors import Prior, inverse_gamma_between
-from bne.processes import Dual, Exact, Fourier, Hilbert, Kernel, Representation
+from bne.processes import Fourier, Hilbert, Representation
+from bne.site_processes import Dual, Exact
 
 __all__ = [
     "MAX_FUNCTIONS",
@@ -39,6 +41,7 @@ TRUNCATION = 0.04
 WRAPPING = 0.05
 MAX_FUNCTIONS = {1: 160, 2: 1000, 3: 1400}
 EXACT_LIMIT = 400
+_RAISED = 2.0  # from here on the basis is too coarse for the sites
 DUAL_LIMIT = 120
 _MARGIN = 0.5
 _SHORTEST = 0.05
@@ -92,12 +95,15 @@ class Geometry:
         return float((np.prod(sides) / count) ** (1.0 / self.dim))
 
 
-def default_lengthscales(geometry: Geometry, kernel: Kernel) -> dict[str, Prior]:
+def default_lengthscales(
+    geometry: Geometry, kernel: Kernel, gp: GPName = "auto"
+) -> dict[str, Prior]:
     """Length-scale prior of each process, from the sites.
 
     98 % of the residual's lie between the typical neighbour distance and the width of the domain;
     the weights, the scale and the skewness, of which a single site says little, begin at a tenth
-    of the width. Where the basis cannot resolve the lower end, it is raised to what it can.
+    of the width. Where a Hilbert basis cannot resolve the lower end, it is raised to what it can,
+    unless an exact process can take its place.
     """
     width, spacing = geometry.width, geometry.spacing
     if not width > 0.0:
@@ -108,7 +114,10 @@ def default_lengthscales(geometry: Geometry, kernel: Kernel) -> dict[str, Prior]
     slow = min(max(2.0 * spacing, 0.1 * geometry.dim * width), 0.3 * width)
     lowest = dict.fromkeys(("weights", "log_scale", "log_skew"), slow)
     lowest["residual"] = min(spacing, 0.25 * width)
-    lower_limit = _resolvable(geometry, kernel)
+    lower_limit = 0.0 if gp in ("exact", "rff") else _resolvable(geometry, kernel)
+    few = len(geometry.sites) <= DUAL_LIMIT
+    if gp == "auto" and few and lower_limit > _RAISED * lowest["residual"]:
+        lower_limit = 0.0
     return {
         name: inverse_gamma_between(max(lower, lower_limit), width)
         for name, lower in lowest.items()
@@ -120,21 +129,13 @@ class Approximation:
     """The chosen representation, with how many coefficients each process takes and a note.
 
     Where there are far fewer sites than basis functions, a Hilbert-space process is sampled
-    through its values at the sites (`Dual`); `predictive` is what predicts, in any case, and
-    `basis_sizes` says how many of its functions each process then takes.
+    through its values at the sites (`Dual`).
     """
 
     kind: Literal["hilbert", "rff", "exact"]
     representation: Representation
     sizes: dict[str, int]
     note: str
-    basis_sizes: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def predictive(self) -> Representation:
-        """The representation whose coefficients predict."""
-        known = self.representation
-        return known.basis if isinstance(known, Dual) else known
 
 
 def choose(
@@ -236,7 +237,7 @@ def _hilbert(
     if n <= DUAL_LIMIT and n < 0.6 * np.mean(list(sizes.values())):
         dual = Dual.build(basis, geometry.sites, *_range(priors))
         note += f", sampled through the values at the {n} sites"
-        return Approximation("hilbert", dual, dict.fromkeys(priors, n), note, sizes)
+        return Approximation("hilbert", dual, dict.fromkeys(priors, n), note)
     return Approximation("hilbert", basis, sizes, note)
 
 

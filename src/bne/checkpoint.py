@@ -120,6 +120,8 @@ class Checkpoint:
 def pack_draws(draws: Draws) -> Arrays:
     """Draws as named arrays."""
     arrays: Arrays = {"hyper": draws.hyper, "trend": draws.trend}
+    if draws.order is not None:
+        arrays["order"] = draws.order
     arrays |= {f"gamma.{name}": values for name, values in draws.gamma.items()}
     return arrays | {f"stats.{name}": values for name, values in draws.stats.items()}
 
@@ -130,7 +132,14 @@ def unpack_draws(arrays: Mapping[str, NDArray[Any]], structure: Structure) -> Dr
     def part(prefix: str) -> Arrays:
         return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
 
-    return Draws(structure, arrays["hyper"], arrays["trend"], part("gamma."), part("stats."))
+    return Draws(
+        structure,
+        arrays["hyper"],
+        arrays["trend"],
+        part("gamma."),
+        part("stats."),
+        arrays.get("order"),
+    )
 
 
 def _parts(problem: Problem, settings: Settings, seed: int) -> dict[str, str]:

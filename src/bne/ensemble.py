@@ -35,7 +35,7 @@ _DIAGNOSED_SITES = 100
 _LAPLACE = "nested Laplace"
 
 
-class Ensemble(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+class Ensemble(RegressorMixin, BaseEstimator):
     """Common ground of `bne.BNE`, `bne.BAE` and `bne.BMA`, which say what its parameters mean."""
 
     residual: bool = True
@@ -185,7 +185,7 @@ class Ensemble(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     # ---- Predict
 
     def predict(self, X: Any) -> FloatArray:
-        r"""Predictive mean (n,), E of :math:`\sum_k f_k\omega_k + \delta + \lambda`, in units of y."""
+        r"""Predictive mean (n,) of :math:`\sum_k f_k\omega_k + \delta + \lambda`, in units of y."""
         return np.asarray(self._law(X)[0].mean(), dtype=np.float64)
 
     def predict_var(self, X: Any) -> pd.Series:
@@ -265,7 +265,7 @@ class Ensemble(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         law, index = self._law(X)
         found = law.summary(alpha=alpha, threshold=threshold)
-        table = {"mean": found.mean, "sd": found.sd}
+        table: dict[str, Any] = {"mean": found.mean, "sd": found.sd}
         for level, values in zip(alpha, np.asarray(found.quantiles).T, strict=True):
             table[f"q{100 * level:.10g}"] = values
         if found.exceedance is not None:
@@ -358,7 +358,7 @@ class Ensemble(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         labels = picked if self.index_ is None else self.index_[picked]
         fast = self._posterior.problem.options.inference == "fast"
         return diagnose(
-            self._posterior.at_training_sites(_DIAGNOSED_SITES),
+            self._posterior.innovations(_DIAGNOSED_SITES),
             {step: draws.stats for step, draws in steps.items()},
             labels={
                 "weights": [list(map(str, self.base_names_)), list(labels)],
@@ -405,7 +405,8 @@ class Ensemble(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             more = ", ..." if outside.sum() > 5 else ""
             raise InputError(
                 f"{int(outside.sum())} site(s), rows {shown}{more}, lie outside the domain that "
-                "the model was fitted for; fit again with domain= (--domain) the sites to be predicted"
+                "the model was fitted for; fit again with domain= (--domain) naming the sites "
+                "to be predicted"
             )
 
     def _beyond(self, sites: Sites) -> NDArray[np.bool_]:
@@ -420,7 +421,7 @@ def _index(sites: Sites) -> pd.Index:
     return pd.RangeIndex(len(sites)) if sites.index is None else sites.index
 
 
-def _seed(random_state: int | np.random.Generator | None) -> int:
+def _seed(random_state: Any) -> int:
     """Turn a seed, a generator or None into the seed of a fit."""
     if isinstance(random_state, np.random.Generator):
         return int(random_state.integers(2**32))

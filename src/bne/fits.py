@@ -17,10 +17,12 @@ from bne.approximation import Approximation
 from bne.checkpoint import pack_draws, unpack_draws
 from bne.coordinates import CoordinateMap, Standardiser
 from bne.errors import FitFileError, InputError
+from bne.kernels import Kernel
 from bne.posterior import Posterior
 from bne.priors import Prior
 from bne.problem import Options, Problem
-from bne.processes import Dual, Exact, Fourier, Hilbert, Kernel, Nodes, Representation
+from bne.processes import Fourier, Hilbert, Representation
+from bne.site_processes import Dual, Exact, Nodes
 from bne.storage import read_fit, write_fit
 from bne.trend import Trend
 
@@ -76,7 +78,6 @@ def save(model: Ensemble, path: PathLike) -> None:
             "representation": kind,
             "kernel": problem.options.kernel,
             "sizes": problem.approximation.sizes,
-            "basis_sizes": problem.approximation.basis_sizes,
             "note": problem.approximation.note,
         },
         "steps": list(posterior.steps),
@@ -125,13 +126,14 @@ def to_inference_data(
                 dims[label] = ["site"]
     stats = dict(posterior.steps[last].stats)
     stats["acceptance_rate"] = stats.pop("acceptance", np.zeros((0, 0)))
-    return az.from_dict(
+    data: az.InferenceData = az.from_dict(
         posterior=variables,
         sample_stats=stats if stats["acceptance_rate"].size else None,
         coords=coords,
         dims=dims,
         attrs={"steps": list(posterior.steps), "seed": posterior.seed},
     )
+    return data
 
 
 def _restore(groups: Mapping[str, xr.Dataset], attrs: Mapping[str, Any]) -> StoredFit:
@@ -145,7 +147,6 @@ def _restore(groups: Mapping[str, xr.Dataset], attrs: Mapping[str, Any]) -> Stor
         ),
         about["sizes"],
         about["note"],
-        about["basis_sizes"],
     )
     problem = Problem(
         options=options,

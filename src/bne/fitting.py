@@ -149,7 +149,7 @@ def _fit_step(
 def _given_mixtures(problem: Problem, done: dict[str, Draws]) -> FloatArray:
     """Mixtures that a step is conditional on; equal weights where it is conditional on none."""
     if "weights" not in done:
-        return problem.base.mean(axis=1)[None]
+        return np.asarray(problem.base.mean(axis=1)[None])
     mixtures = mixtures_of(done["weights"], problem.data)
     if problem.options.strategy == "plugin" or problem.n_models == 1:
         return np.asarray(mixtures.mean(axis=0, keepdims=True))

@@ -125,11 +125,20 @@ def advance(
 
 def _draw_momentum(key: Any, position: Any, metric: Metric) -> Any:
     noise = jax.random.normal(key, position.shape, position.dtype)
+    if _dense(position, metric):
+        return noise @ metric.momentum
     momentum = noise / jnp.sqrt(metric.diagonal)
     return momentum.at[:, metric.index].set(noise[:, metric.index] @ metric.momentum)
 
 
+def _dense(position: Any, metric: Metric) -> bool:
+    """Whether the block is the whole metric, in the order of the position."""
+    return bool(metric.block.shape[0] == position.shape[1])
+
+
 def _velocity(momentum: Any, metric: Metric) -> Any:
+    if _dense(momentum, metric):
+        return momentum @ metric.block
     velocity = momentum * metric.diagonal
     return velocity.at[:, metric.index].set(momentum[:, metric.index] @ metric.block)
 
@@ -175,4 +184,7 @@ def _adapt(shard: Shard, acceptance: Any, control: Control) -> Shard:
     weight = count**-_DECAY
     mean = weight * log_step + (1.0 - weight) * shard.log_step_mean
     adapted = shard._replace(log_step=log_step, log_step_mean=mean, error=error, count=count)
-    return jax.tree.map(lambda new, old: jnp.where(control.adapting > 0, new, old), adapted, shard)
+    chosen: Shard = jax.tree.map(
+        lambda new, old: jnp.where(control.adapting > 0, new, old), adapted, shard
+    )
+    return chosen

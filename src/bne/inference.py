@@ -27,6 +27,7 @@ from bne.adaptation import (
 )
 from bne.hmc import Control, Metric, Plan, Record, Shard, advance
 from bne.model import Centring, ModelData, Structure, log_prior_sd
+from bne.site_processes import Dual, Exact
 
 __all__ = ["Draws", "Sampler", "Settings", "overdispersed", "sample", "warm_start"]
 
@@ -34,6 +35,8 @@ FloatArray = NDArray[np.float64]
 Progress = Callable[[int, int], None]
 
 _MAX_LEAPS = 512
+_PATH_DIMENSIONS = 6
+_CACHED = 250_000  # numbers that stay in the cache of a core
 _ADAPT_METRIC = (0.06, 0.12, 0.2, 0.31, 0.45, 0.65, 0.88)
 _ADAPT_CENTRING = (0.12, 0.31, 0.65)
 
@@ -74,10 +77,15 @@ class Settings:
         """Number of compiled calls in all."""
         return self.warmup_blocks + -(-self.draws * self.thin // self.block)
 
-    @property
-    def shard_size(self) -> int:
-        """Chains that move in one compiled call."""
-        return 2 if self.chains % 2 == 0 else 1
+    def shard_size(self, data: ModelData) -> int:
+        """Chains that move in one compiled call.
+
+        Two share the reading of features from memory; where those fit the cache, one by itself is
+        quicker.
+        """
+        in_cache = sum(np.size(part) for part in jax.tree.leaves(data.features)) <= _CACHED
+        alone = in_cache and not isinstance(data.representation, Exact | Dual)
+        return 2 if self.chains % 2 == 0 and not alone else 1
 
 
 @dataclass(frozen=True)
@@ -92,6 +100,9 @@ class Draws:
     gamma : per process (chain, draw, copies, size) coefficients.
     stats : per name (chain, draw) sampler statistics: acceptance, energy, diverging, and the
         number ``transitions`` of transitions in which divergences were counted.
+    order : (chain, draw), optional
+        Draws in the order in which they were made, where that differs from the order in which
+        they stand.
     """
 
     structure: Structure
@@ -99,6 +110,7 @@ class Draws:
     trend: FloatArray
     gamma: dict[str, FloatArray]
     stats: dict[str, NDArray[Any]] = field(default_factory=dict)
+    order: NDArray[np.int32] | None = None
 
     @property
     def n_chains(self) -> int:
@@ -178,8 +190,10 @@ class Sampler:
         self.mixtures = mixtures
         self.settings = settings
         self.seed = seed
+        self.order = visiting_order(mixtures, settings.chains)
         self.block = 0
         self.shards: list[Shard] = []
+        self.shard_size = 1
         self.metric: Metric = first_metric(structure)
         self.gain = np.zeros((0, mixtures.shape[1]))
         self.window: list[FloatArray] = []
@@ -199,7 +213,7 @@ class Sampler:
         with jax.enable_x64(True):
             run = Sampler(structure, data.non_centred(structure), mixtures, settings, seed)
             run.gain = learn_gain(structure, start, run.data)
-        size = settings.shard_size
+        run.shard_size = size = settings.shard_size(data)
         first_rows = run._rows(0)[0]
         log_step = np.log(0.1) - 0.25 * np.log(structure.dimension)
         for i in range(0, settings.chains, size):
@@ -207,8 +221,10 @@ class Sampler:
         return run
 
     def step(self, pool: ThreadPoolExecutor) -> None:
-        """Advance every chain by one block."""
-        records = list(pool.map(self._advance, range(len(self.shards)), self._plans()))
+        """Advance every chain by one block; in the first, one compiles for all."""
+        tasks = zip(range(len(self.shards)), self._plans(), strict=True)
+        records = [self._advance(*next(tasks))] if self.block == 0 else []
+        records += pool.map(lambda task: self._advance(*task), tasks)
         self.shards = [shard for shard, _ in records]
         positions = np.concatenate([r.position for _, r in records], axis=1)
         if self.block < self.settings.warmup_blocks:
@@ -224,6 +240,9 @@ class Sampler:
         """Return the kept draws."""
         s, structure = self.settings, self.structure
         positions = np.concatenate(self.kept)[: s.draws].transpose(1, 0, 2)
+        paired = self.order.shape[1] == s.draws > 1
+        if paired:  # a draw stands where the mixture stands that it is conditional on
+            positions = np.take_along_axis(positions, np.argsort(self.order)[..., None], axis=1)
         flat = np.ascontiguousarray(positions.reshape(-1, structure.dimension))
         with jax.enable_x64(True):
             found, _ = gammas(structure, flat, self.data)
@@ -235,6 +254,7 @@ class Sampler:
             positions[..., structure.n_hyper : structure.n_hyper + structure.n_trend].copy(),
             {name: np.asarray(v).reshape(*shape, *v.shape[1:]) for name, v in found.items()},
             {"acceptance": stats[0], "energy": stats[1], "diverging": stats[2] > 0.5},
+            self.order if paired else None,
         )
 
     def state(self) -> dict[str, NDArray[Any]]:
@@ -298,20 +318,19 @@ class Sampler:
         n_steps = np.clip(np.rint(wanted), 1, limit).astype(np.int32)
         rows = self._rows(self.block)
         for i in range(len(self.shards)):
-            chains = slice(i * s.shard_size, (i + 1) * s.shard_size)
+            chains = slice(i * self.shard_size, (i + 1) * self.shard_size)
             key = jax.random.key(np.uint32(rng.integers(2**32)))
             yield Plan(n_steps, rows[:, chains], jax.random.split(key, s.block))
 
     def _rows(self, block: int) -> NDArray[np.int32]:
         """Mixture rows (T, C): each chain goes through its own, one per kept draw."""
         s = self.settings
-        per_chain = len(self.mixtures) // s.chains
-        if per_chain == 0:
-            return np.zeros((s.block, s.chains), dtype=np.int32)
+        count = self.order.shape[1]
         offset = (block - s.warmup_blocks) * s.block
         kept = (offset + np.arange(s.block)) // s.thin
-        own = (kept * per_chain // s.draws) % per_chain
-        return (np.arange(s.chains) * per_chain + own[:, None]).astype(np.int32)
+        own = self.order[:, (kept * count // s.draws) % count].T
+        first = np.arange(s.chains) * (count if len(self.mixtures) > 1 else 0)
+        return np.asarray(own + first, dtype=np.int32)
 
     def _keep(self, positions: FloatArray, records: list[Record]) -> None:
         s = self.settings
@@ -361,6 +380,34 @@ class Sampler:
         elif self.block == self.settings.warmup_blocks:
             mean = np.mean([shard.log_step_mean for shard in self.shards])
             self.shards = [shard._replace(log_step_mean=mean) for shard in self.shards]
+
+
+def visiting_order(mixtures: FloatArray, chains: int) -> NDArray[np.int32]:
+    """Order (chain, rows of a chain) in which each chain goes through its own mixtures (S, n).
+
+    From one to its nearest that is left, so that little changes from a kept draw to the next: the
+    few transitions between them then leave no memory of the mixture before.
+    """
+    count = len(mixtures) // chains
+    if len(mixtures) == 1:
+        return np.zeros((chains, 1), dtype=np.int32)
+    if count * chains != len(mixtures):
+        raise ValueError(f"{len(mixtures)} mixtures cannot be shared out among {chains} chains.")
+    centred = mixtures - mixtures.mean(axis=0)
+    _, vectors = np.linalg.eigh(centred.T @ centred)
+    scores = (centred @ vectors[:, -_PATH_DIMENSIONS:]).reshape(chains, count, -1)
+    return np.stack([_nearest_path(points) for points in scores])
+
+
+def _nearest_path(points: FloatArray) -> NDArray[np.int32]:
+    left = np.ones(len(points), dtype=bool)
+    path = np.zeros(len(points), dtype=np.int32)
+    path[0] = int(np.argmin(points[:, -1]))
+    for i in range(1, len(points)):
+        left[path[i - 1]] = False
+        distance = np.sum((points - points[path[i - 1]]) ** 2, axis=1)
+        path[i] = int(np.argmin(np.where(left, distance, np.inf)))
+    return path
 
 
 def _shard(position: FloatArray, row: NDArray[np.int32], log_step: float) -> Shard:

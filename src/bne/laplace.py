@@ -1,61 +1,60 @@
 r"""A fast, deterministic approximation: Gaussian inside, hyperparameters outside.
 
-Given the hyperparameters :math:`\theta`, the non-centred coefficients (with those of the trend) are
-standard normal a priori, and every site sees them through a few fields :math:`\eta_i = A_i(\theta)
-z`: contrasts of the weights, mean, log scale, log skewness. Their posterior is approximated by
-:math:`q_\theta(z) = N(m, H^{-1})` with
+Given the hyperparameters :math:`\theta`, the non-centred coefficients *z* (and those of the trend)
+are standard normal a priori, and a site sees them through a few fields :math:`\eta_i = A_i z`:
+contrasts of the weights, mean, log scale, log skewness. Their posterior is approximated by
+:math:`q(z) = N(m, H^{-1})`, found by damped Newton steps, with
 
 .. math:: m = \sum_i A_i^T g_i, \quad H = I + \sum_i A_i^T W_i A_i, \qquad
-          g_i = E_q[\nabla\ell_i(\eta_i)], \quad W_i = -E_q[\nabla^2\ell_i(\eta_i)],
+          g_i = E_q[\nabla\ell_i(\eta_i)], \quad W_i = -E_q[\nabla^2\ell_i(\eta_i)].
 
-:math:`\ell_i` the log likelihood of site *i*, found by damped Newton steps. With derivatives at
-*m* this would be Laplace's approximation, whose log scale was off by half a posterior sd; averaged
-over *q*, by a cubature of degree 5 in the fields of a single site, they give the Gaussian that is
-nearest to the posterior (Opper and Archambeau, 2009), and a bound :math:`F(\theta)` of
-:math:`\log p(y\mid\theta)` whose slope is cheap. As in INLA (Rue, Martino and Chopin, 2009) *F* is
-maximised, explored at well-spread points in the eigenbasis of its curvature, with one scale on each
-side of every axis, and the points are weighted; the axes are scores, :math:`\theta_j =
-F_j^{-1}(\Phi(t_j))` with the distribution function of the prior, in which every prior is standard
-normal. Draws of *z* at each point are weighted by :math:`p(y, z\mid\theta)/q_\theta(z)`, truncated
-as in Ionides (2008), and resampled: that mends most of what the Gaussian misses.
+With derivatives of the log likelihoods :math:`\ell_i` at *m* this is Laplace's approximation, which
+misplaces the log scale by half a posterior sd; averaged over *q*, by a cubature of degree 5 in the
+fields of each site, they give the Gaussian nearest to the posterior (Opper and Archambeau, 2009)
+and a bound *F* of :math:`\log p(y\mid\theta)` with a cheap slope. As in INLA (Rue, Martino and
+Chopin, 2009) *F* is maximised, then explored at well-spread points in the eigenbasis of its
+curvature, each axis with a scale on either side. It works in scores :math:`t_j`, standard normal
+under the prior: :math:`\theta_j = F_j^{-1}(\Phi(t_j))`. Draws of *q* at every point, weighted by
+:math:`p(y, z, \theta)` over their density, truncated (Ionides, 2008), are resampled: that mends
+most of what the Gaussians miss.
 
-With one mixture per draw (the cut posterior) all is done at their mean :math:`\bar\mu`. For a
-change :math:`\Delta` of the mixture, *z* shifts by :math:`-H^{-1}A^TW\Delta` and *F* changes by
-:math:`g^T\Delta - \frac12\Delta^T(W - WAH^{-1}A^TW)\Delta` (columns of the mean), exactly so for
-Gaussian noise; each draw weights the points with its own.
+With a mixture for every draw (the cut posterior) all this is done at their mean. A change
+:math:`\Delta` of the mixture shifts *z* by :math:`-H^{-1}A^TW\Delta` and changes *F* by
+:math:`g^T\Delta - \Delta^T(W - WAH^{-1}A^TW)\Delta/2` (the mean's rows and columns of *W*), which
+is exact for Gaussian noise of known scale; so every draw weights the points in its own way.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, special, stats
+from scipy import interpolate, optimize, special, stats
 
 from bne.inference import Draws
 from bne.model import ModelData, Structure, log_prior_sd, softmax_weights
 from bne.noise import emg_logpdf, normal_logpdf
-from bne.processes import Dual, Exact, Hilbert
+from bne.processes import Hilbert
+from bne.site_processes import Dual, Exact
 
 __all__ = ["approximate"]
 
 FloatArray = NDArray[np.float64]
-Part = TypeVar("Part")
 Progress = Callable[[int, int], None]
 
-_POINTS = 128
-_POOL = 128
-_DIRECTIONS = 64
-_RATE, _LIMIT, _SLACK = 0.75, 40, 0.05
-_TOLERANCE = 3e-3
-_INFLATION = 1.2
+_POINTS = 128  # of the design; twice as many for more than four hyperparameters
+_POOL = 128  # draws at each
+_DIRECTIONS = 64  # of change of the mixture
+_INFLATION = 1.2  # of the design's scales
+_RATE, _SLACK, _TOLERANCE = 0.75, 0.05, 1e-2  # of the Newton steps
+_LONG, _SHORT = 40, 10  # their number, where the bound is climbed and at the design
 _LARGEST_SCORE = 6.0
 _compiled = partial(
     jax.jit,
@@ -73,7 +72,7 @@ def approximate(
     *,
     progress: Progress | None = None,
 ) -> Draws:
-    r"""Approximate the posterior of one structure; the formulas stand above.
+    r"""Approximate the posterior of one structure; the method stands at the top of the module.
 
     MEASURED
 
@@ -89,7 +88,7 @@ def approximate(
     seed : int
         The same seed gives the same draws.
     progress : callable, optional
-        Called with the parts of the work done and their number.
+        Called with the number of points of the design that are done, and of all.
 
     Returns
     -------
@@ -98,103 +97,87 @@ def approximate(
     """
     rng = np.random.default_rng([seed, 23])
     centre = mixtures.mean(axis=0)
+    changes = mixtures - centre if "weights" not in structure else mixtures[:1] * 0.0
+    directions, shifts = _directions(changes, n_draws)
     marginal = Marginal(structure, data.non_centred(structure), centre)
-    directions, shifts = _directions(mixtures - centre, n_draws)
-    size = structure.dimension - structure.n_hyper
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
-        meter = Meter(2 + 4 * structure.n_hyper + _POINTS, progress)
-        peak = _peak(marginal, pool, meter)
-        scores, log_design = _design(peak, rng, _POINTS)
+        peak = _peak(marginal, pool)
+        scores, log_design = _design(peak, rng)
 
         def visit(index: int) -> Candidates:
-            noise = _antithetic(np.random.default_rng([seed, 29, index]), size, _POOL)
-            start = peak.predict(scores[index])
-            return marginal.candidates(scores[index], start, directions, noise)
+            point_rng = np.random.default_rng([seed, 29, index])
+            return marginal.candidates(scores[index], peak, directions, point_rng)
 
-        candidates = list(meter.over(pool.map(visit, range(_POINTS))))
+        candidates: list[Candidates] = []
+        for found in pool.map(visit, range(len(scores))):
+            candidates.append(found)
+            if progress is not None:
+                progress(len(candidates), len(scores))
     point, which = _choose(candidates, log_design, shifts, rng)
-    z = np.stack(
-        [
-            candidates[i].scale * (candidates[i].z[k] + candidates[i].gain @ c)
-            for i, k, c in zip(point, which, shifts, strict=True)
-        ]
+    chosen = [candidates[i] for i in point]
+    z = [c.z[k] + c.gain @ shift for c, k, shift in zip(chosen, which, shifts, strict=True)]
+    return _as_draws(
+        structure, marginal.theta(scores)[point], np.stack(z) * np.stack([c.scale for c in chosen])
     )
-    return _as_draws(structure, marginal.theta(scores)[point], z)
-
-
-class Meter:
-    """Counts the parts of the work that are done."""
-
-    def __init__(self, total: int, progress: Progress | None) -> None:
-        self.total = total
-        self.progress = progress
-        self.done = 0
-
-    def over(self, parts: Iterable[Part]) -> Iterator[Part]:
-        """Pass on `parts`, counting."""
-        for part in parts:
-            self.done += 1
-            if self.progress is not None:
-                self.progress(self.done, self.total)
-            yield part
 
 
 # The hyperparameters (NumPy)
 
 
 class Marginal:
-    r"""Log density of the scores t: the bound at :math:`\theta(t)` minus :math:`|t|^2/2`."""
+    """Log density of the scores t: the bound F(theta(t)) minus t't/2."""
 
     def __init__(self, structure: Structure, data: ModelData, mixture: FloatArray) -> None:
         self.structure = structure
         self.data = data
         self.mixture = mixture
+        grid = np.linspace(-_LARGEST_SCORE, _LARGEST_SCORE, 121)
+        self.maps = []
+        for name in structure.hyperparameters:
+            quantiles = data.priors[name.removeprefix("log_")].quantile(special.ndtr(grid))
+            self.maps.append(interpolate.CubicSpline(grid, np.log(quantiles)))
 
-    def theta(self, scores: FloatArray) -> FloatArray:
-        """Hyperparameters (..., H) of scores (..., H)."""
-        p = special.ndtr(np.clip(scores, -_LARGEST_SCORE, _LARGEST_SCORE))
-        names = [name.removeprefix("log_") for name in self.structure.hyperparameters]
-        values = [self.data.priors[name].quantile(p[..., j]) for j, name in enumerate(names)]
-        return np.log(np.stack(values, axis=-1))
+    def theta(self, scores: FloatArray, derivative: int = 0) -> FloatArray:
+        """Hyperparameters (..., H) of scores (..., H), or their slopes."""
+        held = np.clip(scores, -_LARGEST_SCORE, _LARGEST_SCORE)
+        return np.stack([m(held[..., j], derivative) for j, m in enumerate(self.maps)], axis=-1)
 
-    def fit(self, scores: FloatArray, start: Sites | None) -> tuple[float, Fit]:
+    def fit(self, scores: FloatArray, start: Sites | None, limit: int = _LONG) -> tuple[float, Fit]:
         """Value, and the Gaussian, at scores (H,); from the sites `start` or from none."""
-        theta = self.theta(scores)
+        arguments = self.structure, self.theta(scores), self.data, self.mixture
         with jax.enable_x64(True):
-            if start is None:
-                start = _cold(self.structure, theta, self.data, self.mixture)
-            found = _fit(self.structure, theta, self.data, self.mixture, start, _TOLERANCE)
+            found = _fit(*arguments, _cold(*arguments) if start is None else start, limit)
             fit: Fit = jax.tree.map(np.asarray, found)
         value = float(fit.value) - 0.5 * float(scores @ scores)
         return (value if np.isfinite(value) else -np.inf), fit
 
     def slope(self, scores: FloatArray, fit: Fit) -> FloatArray:
         """Slope (H,) in the scores."""
-        theta, below, above = self.theta(scores + np.array([[0.0], [-1e-4], [1e-4]]))
         with jax.enable_x64(True):
-            slope = np.asarray(_slope(self.structure, theta, self.data, fit))
-        return np.asarray(slope * (above - below) / 2e-4 - scores)
+            slope = np.asarray(_slope(self.structure, self.theta(scores), self.data, fit))
+        return slope * self.theta(scores, 1) - scores
 
     def candidates(
-        self, scores: FloatArray, start: Sites, directions: FloatArray, noise: FloatArray
+        self, scores: FloatArray, peak: Peak, directions: FloatArray, rng: np.random.Generator
     ) -> Candidates:
-        """Draws of the Gaussian at scores (H,), and their weights before the design's."""
-        _, fit = self.fit(scores, start)
-        theta = self.theta(scores)
+        """Draws of the Gaussian at scores (H,), with the log density of both over q."""
+        half = rng.standard_normal((self.structure.dimension - self.structure.n_hyper, _POOL // 2))
+        _, fit = self.fit(scores, peak.predict(scores), _SHORT)
+        arguments = self.structure, self.theta(scores), self.data, self.mixture
         with jax.enable_x64(True):
-            found = _candidates(
-                self.structure, theta, self.data, self.mixture, fit, directions, noise
-            )
-            candidates: Candidates = jax.tree.map(np.asarray, found)
-        log_ratio = np.where(np.isfinite(candidates.log_ratio), candidates.log_ratio, -np.inf)
-        return candidates._replace(log_ratio=log_ratio - 0.5 * scores @ scores)
+            found = _candidates(*arguments, fit, directions, np.hstack([half, -half]))
+            found = jax.tree.map(np.asarray, found)
+        usable = np.isfinite(found.log_ratio) & np.all(np.isfinite(found.z))
+        log_ratio = np.where(usable, found.log_ratio - 0.5 * scores @ scores, -np.inf)
+        candidates: Candidates = found._replace(log_ratio=log_ratio)
+        return candidates
 
 
 class Peak(NamedTuple):
-    """Where the scores are most likely, and how the density falls off from there.
+    """Where the posterior of the scores is highest, and how it falls off.
 
-    `scores` (H,), the `sites` there, their `drift` with each score, and the posterior's `axes`
-    (H, H) with a scale below and above along each, (H, 2).
+    `scores` (H,), the `sites` there and their `drift` with every score, the `axes` (H, H) of the
+    curvature, and a scale below and above along each, (2, H).
     """
 
     scores: FloatArray
@@ -206,88 +189,90 @@ class Peak(NamedTuple):
     def predict(self, scores: FloatArray) -> Sites:
         """Sites at other scores, to the first order."""
         change = scores - self.scores
-        moved = (
-            s + np.tensordot(change, d, 1) for s, d in zip(self.sites, self.drift, strict=True)
+        return Sites(
+            *(s + np.tensordot(change, d, 1) for s, d in zip(self.sites, self.drift, strict=True))
         )
-        return Sites(*moved)
 
 
-def _climb(marginal: Marginal, start: FloatArray) -> tuple[float, FloatArray, FloatArray, Sites]:
-    """BFGS from `start`: value, scores, their rough sds, and the sites."""
-    value, fit = marginal.fit(start, None)
-    best = [value, start, fit.sites]
-
-    def descent(scores: FloatArray) -> tuple[float, FloatArray]:
-        value, fit = marginal.fit(scores, best[2])
-        if not np.isfinite(value):
-            return 1e10, np.zeros(len(scores))
-        if value > best[0]:
-            best[:] = [value, scores, fit.sites]
-        return -value, -marginal.slope(scores, fit)
-
-    options = {"gtol": 0.1, "maxiter": 30}
-    found = optimize.minimize(descent, start, jac=True, method="BFGS", options=options)
-    return best[0], best[1], np.sqrt(np.diag(found.hess_inv)), best[2]
-
-
-def _starts(structure: Structure) -> list[FloatArray]:
-    """Prior medians, and functions that vary more and faster around less noise.
-
-    From the first alone an explanation of the data without the fine structure may be found.
-    """
-    flexible = [0.35 if "amplitude" in name else -0.5 for name in structure.hyperparameters]
-    return [np.zeros(structure.n_hyper), np.array(flexible)]
-
-
-def _peak(marginal: Marginal, pool: ThreadPoolExecutor, meter: Meter) -> Peak:
-    """Find the maximum and measure its curvature, sides and the drift of the sites."""
-    climbs = list(meter.over(pool.map(partial(_climb, marginal), _starts(marginal.structure))))
-    top, scores, rough, sites = max(climbs, key=lambda climb: climb[0])
-    steps = np.diag(np.clip(0.7 * rough, 0.05, 0.7))
+def _peak(marginal: Marginal, pool: ThreadPoolExecutor) -> Peak:
+    """Find the maximum and measure its curvature, its sides, and the drift of the sites."""
+    climbs = pool.map(partial(_climb, marginal), _starts(marginal.structure))
+    _, scores, rough, sites = max(climbs, key=lambda climb: climb[0])
+    steps = np.clip(0.7 * rough, 0.02, 0.7)
 
     def nearby(step: FloatArray) -> tuple[FloatArray, Sites]:
         _, fit = marginal.fit(scores + step, sites)
         return marginal.slope(scores + step, fit), fit.sites
 
-    pairs = list(meter.over(pool.map(nearby, [*steps, *-steps])))
-    width = 2.0 * np.diag(steps)
-    n_hyper = len(scores)
-    above, below = pairs[:n_hyper], pairs[n_hyper:]
-    curvature = np.array(
-        [(b - a) / w for (a, _), (b, _), w in zip(above, below, width, strict=True)]
+    def differences(*values: Any) -> FloatArray:
+        above, below = np.split(np.stack(values), 2)
+        return np.asarray((above - below) / (2.0 * steps.reshape(-1, *[1] * (above.ndim - 1))))
+
+    found = list(pool.map(nearby, [*np.diag(steps), *np.diag(-steps)]))
+    slopes, drift = jax.tree.map(differences, *found)
+    values, axes = np.linalg.eigh(-0.5 * (slopes + slopes.T))
+    sds = 1.0 / np.sqrt(np.maximum(values, 0.5))
+    slope = np.mean([slope for slope, _ in found], axis=0)
+    peak = Peak(scores, sites, drift, axes, np.stack([sds, sds]))
+    return _sides(marginal, peak, axes @ (sds * np.clip(sds * (axes.T @ slope), -1.0, 1.0)), pool)
+
+
+def _sides(marginal: Marginal, peak: Peak, step: FloatArray, pool: ThreadPoolExecutor) -> Peak:
+    """Move the peak by a last `step`, and measure how far the density falls on either side."""
+    centre = peak.scores + step
+    top, fit = marginal.fit(centre, peak.predict(centre))
+    if np.isfinite(top):
+        peak = peak._replace(scores=centre, sites=fit.sites)
+    ends = 1.5 * (peak.axes * peak.scales[:, None]) * np.array([-1.0, 1.0])[:, None, None]
+    ends = peak.scores + np.concatenate(list(np.swapaxes(ends, 1, 2)))
+    falls = [top - value for value, _ in pool.map(lambda t: marginal.fit(t, peak.predict(t)), ends)]
+    stretch = 1.5 / np.sqrt(2.0 * np.maximum(np.reshape(falls, (2, -1)), 1e-3))
+    return peak._replace(scales=peak.scales * np.clip(np.nan_to_num(stretch, nan=1.0), 0.5, 2.0))
+
+
+def _starts(structure: Structure) -> list[FloatArray]:
+    """Prior medians; more and faster variation around less noise; two points of the prior.
+
+    From a single start the climb can end where noise explains what a fine structure should.
+    """
+    flexible = [0.7 if "amplitude" in name else -1.0 for name in structure.hyperparameters]
+    sobol = stats.qmc.Sobol(structure.n_hyper, scramble=False).random(4)[2:]
+    return [np.zeros(structure.n_hyper), np.array(flexible), *special.ndtri(0.15 + 0.7 * sobol)]
+
+
+def _climb(marginal: Marginal, start: FloatArray) -> tuple[float, FloatArray, FloatArray, Sites]:
+    """Quasi-Newton ascent from `start`: the highest value, its scores, rough sds, the sites."""
+    value, fit = marginal.fit(start, None)
+    best: tuple[float, FloatArray, Sites] = (value, start, fit.sites)
+
+    def descent(scores: FloatArray) -> tuple[float, FloatArray]:
+        nonlocal best
+        value, fit = marginal.fit(scores, best[2])
+        if not np.isfinite(value):
+            return 1e10, np.zeros(len(scores))
+        if value > best[0]:
+            best = (value, scores.copy(), fit.sites)
+        return -value, -marginal.slope(scores, fit)
+
+    found = optimize.minimize(
+        descent,
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(-4.0, 4.0)] * len(start),
+        options={"ftol": 1e-4, "gtol": 0.05, "maxfun": 40, "maxls": 8},
     )
-    changes = [
-        jax.tree.map(lambda a, b, w=w: (a - b) / w, a, b)
-        for (_, a), (_, b), w in zip(above, below, width, strict=True)
-    ]
-    drift = Sites(*(np.stack(parts) for parts in zip(*changes, strict=True)))
-    values, axes = np.linalg.eigh(0.5 * (curvature + curvature.T))
-    peak = Peak(scores, sites, drift, axes, 1.0 / np.sqrt(np.maximum(values, 0.5)))
-    return _sides(marginal, top, peak, pool, meter)
+    inverse: Any = found.hess_inv
+    return best[0], best[1], np.sqrt(np.diag(inverse.todense())), best[2]
 
 
-def _sides(
-    marginal: Marginal, top: float, peak: Peak, pool: ThreadPoolExecutor, meter: Meter
-) -> Peak:
-    r"""Scale on either side of each axis, :math:`c/\sqrt{2\,\mathrm{drop}}` for a step of c = 1.5."""
-    ends = 1.5 * (peak.axes * peak.scales).T
-
-    def drop(step: FloatArray) -> float:
-        scores = peak.scores + step
-        return top - marginal.fit(scores, peak.predict(scores))[0]
-
-    drops = np.array(list(meter.over(pool.map(drop, [*-ends, *ends])))).reshape(2, -1)
-    stretch = np.clip(1.5 / np.sqrt(2.0 * np.maximum(drops, 1e-3)), 0.5, 2.0)
-    return peak._replace(scales=(peak.scales * stretch).T)
-
-
-def _design(peak: Peak, rng: np.random.Generator, count: int) -> tuple[FloatArray, FloatArray]:
+def _design(peak: Peak, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
     """Scores (N, H) of a shifted Sobol sequence on the split normal, and their log density."""
     n_hyper = len(peak.scores)
+    count = _POINTS * (1 if n_hyper <= 4 else 2)
     sobol = stats.qmc.Sobol(n_hyper, scramble=False).random(count)
-    uniform = np.clip((sobol + rng.random(n_hyper)) % 1.0, 1e-6, 1.0 - 1e-6)
-    normal = special.ndtri(uniform)
-    scales = _INFLATION * np.where(normal < 0.0, peak.scales[:, 0], peak.scales[:, 1])
+    normal = special.ndtri(np.clip((sobol + rng.random(n_hyper)) % 1.0, 1e-6, 1.0 - 1e-6))
+    scales = _INFLATION * np.where(normal < 0.0, peak.scales[0], peak.scales[1])
     return peak.scores + (normal * scales) @ peak.axes.T, -0.5 * np.sum(normal**2, axis=1)
 
 
@@ -295,10 +280,10 @@ def _design(peak: Peak, rng: np.random.Generator, count: int) -> tuple[FloatArra
 
 
 class Candidates(NamedTuple):
-    """Draws at one point of the design, and how they answer to a change of the mixture.
+    """Draws at one point of the design, and their answer to shifts c along the directions.
 
-    Coefficients `z` (D, M) with the prior sds `scale` (M,), log weights `log_ratio` (D,); for
-    shifts c along the directions: log weight + `linear` c - c `quadratic` c / 2, z + `gain` c.
+    Coefficients `z` (D, M), whose prior sds are `scale` (M,), with `log_ratio` (D,); the log weight
+    changes by ``linear @ c - c @ quadratic @ c / 2``, and z by ``gain @ c``.
     """
 
     z: Any
@@ -310,9 +295,9 @@ class Candidates(NamedTuple):
 
 
 def _directions(changes: FloatArray, n_draws: int) -> tuple[FloatArray, FloatArray]:
-    """Principal directions (n, R) of changes (S, n) and their scores (n_draws, R), R fixed."""
-    n = changes.shape[1]
-    directions, shifts = np.zeros((n, _DIRECTIONS)), np.zeros((n_draws, _DIRECTIONS))
+    """Principal directions (n, R) of changes (S, n) and the shifts (n_draws, R); R is fixed."""
+    directions = np.zeros((changes.shape[1], _DIRECTIONS))
+    shifts = np.zeros((n_draws, _DIRECTIONS))
     if len(changes) > 1:
         left, size, right = np.linalg.svd(changes, full_matrices=False)
         kept = min(len(size), _DIRECTIONS)
@@ -321,55 +306,47 @@ def _directions(changes: FloatArray, n_draws: int) -> tuple[FloatArray, FloatArr
     return directions, shifts
 
 
-def _antithetic(rng: np.random.Generator, size: int, count: int) -> FloatArray:
-    half = rng.standard_normal((size, count // 2))
-    return np.concatenate([half, -half], axis=1)
-
-
-def _truncated(log_weights: FloatArray) -> FloatArray:
-    """Weights that sum to one, none above the square root of their number times their mean."""
-    weights = np.exp(log_weights - log_weights.max())
-    weights = np.minimum(weights, weights.mean() * np.sqrt(weights.size))
-    return np.asarray(weights / weights.sum())
-
-
 def _choose(
     candidates: list[Candidates],
     log_design: FloatArray,
     shifts: FloatArray,
     rng: np.random.Generator,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Point of the design and candidate there, for every draw: stratified resampling."""
-    weights = _truncated(np.stack([c.log_ratio for c in candidates]) - log_design[:, None])
-    own = np.stack([_answer(c, shifts) for c in candidates], axis=1)
-    own = np.exp(own - own.max(axis=1, keepdims=True)) * weights.sum(axis=1)
-    own = np.minimum(own, own.mean(axis=1, keepdims=True) * np.sqrt(own.shape[1]))
-    upper = np.cumsum(own, axis=1) / own.sum(axis=1, keepdims=True)
+    """Point of the design, and candidate there, of every draw: stratified resampling."""
+    log_weights = np.stack([c.log_ratio for c in candidates]) - log_design[:, None]
+    weights = _truncated(log_weights.reshape(1, -1)).reshape(log_weights.shape)
+    answers = [
+        shifts @ c.linear - 0.5 * np.sum((shifts @ c.quadratic) * shifts, axis=1)
+        for c in candidates
+    ]
+    with np.errstate(divide="ignore"):
+        own = np.cumsum(_truncated(np.stack(answers, axis=1) + np.log(weights.sum(axis=1))), axis=1)
     n_draws = len(shifts)
     level = rng.permutation((np.arange(n_draws) + rng.random(n_draws)) / n_draws)
-    point = np.minimum(np.sum(upper < level[:, None], axis=1), len(candidates) - 1)
-    rows = np.arange(n_draws)
-    lower = np.where(point > 0, upper[rows, point - 1], 0.0)
-    rest = (level - lower) / (upper[rows, point] - lower)
+    point = np.minimum(np.sum(own <= level[:, None], axis=1), len(candidates) - 1)
+    upper = own[np.arange(n_draws), point]
+    lower = np.where(point > 0, own[np.arange(n_draws), point - 1], 0.0)
+    rest = (level - lower) / (upper - lower)
     within = np.cumsum(weights, axis=1)[point]
-    which = np.sum(within < rest[:, None] * within[:, -1:], axis=1)
+    which = np.sum(within <= rest[:, None] * within[:, -1:], axis=1)
     return point, np.minimum(which, weights.shape[1] - 1)
 
 
-def _answer(candidates: Candidates, shifts: FloatArray) -> FloatArray:
-    """Change (S,) of the log weight of a point with the mixture."""
-    curved = np.sum((shifts @ candidates.quadratic) * shifts, axis=1)
-    return np.asarray(shifts @ candidates.linear - 0.5 * curved)
+def _truncated(log_weights: FloatArray) -> FloatArray:
+    """Weights (S, N), rows summing to one, none above sqrt(N) times the mean of its row."""
+    weights = np.exp(log_weights - log_weights.max(axis=1, keepdims=True))
+    largest = weights.mean(axis=1, keepdims=True) * np.sqrt(weights.shape[1])
+    weights = np.minimum(weights, largest)
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
 def _as_draws(structure: Structure, hyper: FloatArray, latent: FloatArray) -> Draws:
-    trend, start, gamma = latent[:, : structure.n_trend], structure.n_trend, {}
+    n_draws, start, gamma = len(latent), structure.n_trend, {}
     for process in structure.processes:
         end = start + process.copies * process.size
-        shape = (1, len(latent), process.copies, process.size)
-        gamma[process.name] = latent[:, start:end].reshape(shape)
+        gamma[process.name] = latent[:, start:end].reshape(1, n_draws, process.copies, -1)
         start = end
-    return Draws(structure, hyper[None], trend[None], gamma)
+    return Draws(structure, hyper[None], latent[None, :, : structure.n_trend], gamma)
 
 
 # The Gaussian given the hyperparameters (JAX)
@@ -469,13 +446,16 @@ def _assemble(blocks: list[Block], precision: Any, size: int) -> Any:
 def _factor(blocks: list[Block], precision: Any, size: int) -> tuple[Any, Any]:
     """Factor of H and the precisions it stands for: convex ones where H would be indefinite."""
 
-    def attempt(precision: Any) -> tuple[Any, Any]:
-        H = _assemble(blocks, precision, size)
-        return jnp.linalg.cholesky(H, symmetrize_input=False), precision
+    def attempt(precision: Any) -> Any:
+        return jnp.linalg.cholesky(_assemble(blocks, precision, size), symmetrize_input=False)
 
-    factor, _ = attempt(precision)
+    def mend(precision: Any) -> tuple[Any, Any]:
+        return attempt(_convex(precision)), _convex(precision)
+
+    factor = attempt(precision)
     definite = jnp.all(jnp.isfinite(factor))
-    return jax.lax.cond(definite, lambda p: (factor, p), lambda p: attempt(_convex(p)), precision)
+    pair: tuple[Any, Any] = jax.lax.cond(definite, lambda p: (factor, p), mend, precision)
+    return pair
 
 
 def _convex(precision: Any) -> Any:
@@ -512,38 +492,40 @@ def _cubature(dim: int) -> tuple[FloatArray, FloatArray]:
 
 def _expectations(
     structure: Structure, theta: Any, data: ModelData, mixture: Any, eta: Any, covariance: Any
-) -> Any:
-    """Means over q of the sites' log likelihood, its slopes (fields; log sigma) and curvature."""
+) -> tuple[Any, Any, Any, Any]:
+    r"""Means over q of the log likelihood, its slopes (fields; log sigma) and curvature, per site.
+
+    The curvature needs no second derivative: for :math:`\eta = \bar\eta + Re`, *e* standard normal,
+    :math:`E\,\nabla^2\ell = E[\nabla\ell\,e^T]R^{-1}` (Stein's identity).
+    """
     n_channels = eta.shape[1]
     nodes, weights = _cubature(n_channels)
     root = jnp.linalg.cholesky(covariance + 1e-12 * jnp.eye(n_channels))
+    places = eta[:, None] + jnp.einsum("ncd,qd->nqc", root, nodes)
 
-    def one(eta: Any, root: Any, site: Any) -> Any:
-        density = jax.value_and_grad(partial(_log_likelihood, structure, data, site), (0, 1))
+    def at(site: Any, place: Any) -> Any:
+        density = partial(_log_likelihood, structure, data, site)
+        value, slopes = jax.value_and_grad(density, (0, 1))(place, structure.log_sigma(theta))
+        return value, *slopes
 
-        def at(node: Any, weight: Any) -> Any:
-            def push(eta: Any) -> Any:
-                return density(eta, structure.log_sigma(theta))
-
-            def along(direction: Any) -> Any:
-                return jax.jvp(push, (eta + root @ node,), (direction,))
-
-            (value, (slope, by_sigma)), (_, (curvature, _)) = jax.vmap(
-                along, out_axes=((None, None), 0)
-            )(jnp.eye(n_channels))
-            terms = (value, slope, by_sigma, curvature)
-            return jax.tree.map(lambda term: weight * term, terms)
-
-        return jax.tree.map(lambda terms: jnp.sum(terms, axis=0), jax.vmap(at)(nodes, weights))
-
-    return jax.vmap(one)(eta, root, (data.response, data.base, mixture))
+    each = jax.vmap(jax.vmap(at, (None, 0)))
+    value, slope, by_sigma = each((data.response, data.base, mixture), places)
+    tilted = jnp.einsum("q,qd,nqc->ndc", weights, nodes, slope)
+    curvature = jax.scipy.linalg.solve_triangular(root, tilted, lower=True, trans=1)
+    curvature = 0.5 * (curvature + jnp.swapaxes(curvature, 1, 2))
+    return value @ weights, jnp.einsum("q,nqc->nc", weights, slope), by_sigma @ weights, curvature
 
 
 @_compiled
 def _fit(
-    structure: Structure, theta: Any, data: ModelData, mixture: Any, start: Sites, tolerance: Any
+    structure: Structure,
+    theta: Any,
+    data: ModelData,
+    mixture: Any,
+    start: Sites,
+    limit: Any,
 ) -> Fit:
-    """Newton steps from `start`, damped so that the bound rises, until q moves by `tolerance`."""
+    """Newton steps from `start`, damped so that the bound rises, until q stands."""
     blocks, shape = _blocks(structure, theta, data), (len(data.response), len(_channels(structure)))
     size = structure.dimension - structure.n_hyper
 
@@ -577,7 +559,7 @@ def _fit(
         jnp.zeros(size), jnp.eye(size), start, start.precision, jnp.zeros(()), jnp.array(-jnp.inf)
     )
     carry = (empty, jnp.array(jnp.inf), jnp.array(_RATE), 0)
-    fit: Fit = jax.lax.while_loop(lambda c: (c[3] < _LIMIT) & (c[1] > tolerance), update, carry)[0]
+    fit: Fit = jax.lax.while_loop(lambda c: (c[3] < limit) & (c[1] > _TOLERANCE), update, carry)[0]
     return fit
 
 
@@ -647,15 +629,10 @@ def _candidates(
     for process in structure.processes:
         sd = jnp.exp(log_prior_sd(structure, theta, data, process))
         scale += [sd] * process.copies
-    scale = jnp.concatenate(scale)
-    if "weights" in structure:
-        R = directions.shape[1]
-        zero = jnp.zeros((len(z), R))
-        return Candidates(z.T, scale, log_ratio, jnp.zeros(R), jnp.zeros((R, R)), zero)
-    at = _channels(structure).index("residual")
+    at = next((i for i, name in enumerate(_channels(structure)) if name == "residual"), 0)
     weighted = fit.sites.precision[:, :, at, None] * directions[:, None]
     pulled = _pull(blocks, weighted)
-    shift = -_solve(fit.factor, pulled)
-    curvature = directions.T @ weighted[:, at] + pulled.T @ shift
+    gain = -_solve(fit.factor, pulled)
+    quadratic = _convex(directions.T @ weighted[:, at] + pulled.T @ gain)
     linear = fit.sites.slope[:, at] @ directions
-    return Candidates(z.T, scale, log_ratio, linear, _convex(curvature), shift)
+    return Candidates(z.T, jnp.concatenate(scale), log_ratio, linear, quadratic, gain)

@@ -17,21 +17,22 @@ from bne.inference import Draws
 from bne.model import MU_LAMBDA, Process, softmax_weights
 from bne.prediction import FieldDraws
 from bne.problem import Problem
-from bne.processes import Dual, Representation
+from bne.processes import Representation
 
 __all__ = ["Posterior"]
 
 FloatArray = NDArray[np.float64]
+_COMPONENTS = 8
 
 
 @dataclass(frozen=True)
 class _Field:
-    """Draws of one process, ready for prediction: coefficients (copies, S, size)."""
+    """Draws of one process, prepared for prediction at unit amplitude (copies, S, size)."""
 
     representation: Representation
     log_lengthscale: FloatArray
     amplitude: FloatArray
-    unit: FloatArray
+    prepared: FloatArray
     seed: int
 
     def at(self, coords: FloatArray) -> FloatArray:
@@ -39,8 +40,8 @@ class _Field:
         return np.stack(
             [
                 self.amplitude
-                * self.representation.draws(coords, self.log_lengthscale, unit, self.seed + copy)
-                for copy, unit in enumerate(self.unit)
+                * self.representation.draws(coords, self.log_lengthscale, part, self.seed + copy)
+                for copy, part in enumerate(self.prepared)
             ]
         )
 
@@ -102,34 +103,53 @@ class Posterior:
 
     def outside(self, coords: FloatArray) -> NDArray[np.bool_]:
         """Sites (n,) at which the representation does not hold."""
-        return self.problem.approximation.predictive.outside(coords)
+        return self.problem.approximation.representation.outside(coords)
 
     def at_training_sites(self, limit: int) -> dict[str, dict[str, FloatArray]]:
-        """Per step, hyperparameters (chain, draw) and functions (chain, draw, [copies,] n).
+        """Per step, hyperparameters (chain, draw) and functions (chain, draw, [K,] n).
 
         Functions are given at `limit` of the training sites, evenly picked, if there are more;
         weights as omega (chain, draw, K, n).
         """
-        sites = self.picked(limit)
-        found = {}
+        return {step: self._values(draws, self.picked(limit)) for step, draws in self.steps.items()}
+
+    def innovations(self, limit: int) -> dict[str, dict[str, FloatArray]]:
+        """Like `at_training_sites`, in the order in which draws were made, for diagnostics.
+
+        Draws of a step that is conditional on the weights follow the mixtures, which change from
+        draw to draw; how well the step was sampled shows in what is left once their linear
+        effect is taken out.
+        """
+        found = self.at_training_sites(limit)
         for step, draws in self.steps.items():
-            values: dict[str, FloatArray] = dict(
-                zip(
-                    (name.removeprefix("log_") for name in draws.structure.hyperparameters),
-                    np.exp(np.moveaxis(draws.hyper, 2, 0)),
-                    strict=True,
-                )
-            )
-            if draws.trend.shape[2]:
-                values["trend"] = draws.trend
-            for name, field in site_values(draws, self.problem.data, sites).items():
-                if name == "weights":
-                    omega = softmax_weights(np.moveaxis(field, 2, 0), self.problem.n_models, np)
-                    values["weights"] = np.moveaxis(omega, 0, 2)
-                else:
-                    values[name] = field[:, :, 0]
-            found[step] = values
+            if draws.order is not None:
+                scores = self._mixture_scores(found["weights"]["weights"], limit)
+                found[step] = {
+                    name: _conditional(values, scores, draws.order)
+                    for name, values in found[step].items()
+                }
         return found
+
+    def _mixture_scores(self, omega: FloatArray, limit: int) -> FloatArray:
+        """Leading principal components (chain, draw, q) of the mixtures of omega."""
+        base = self.problem.base[self.picked(limit)]
+        mixtures = np.einsum("nk,cdkn->cdn", base, omega)
+        centred = mixtures - mixtures.mean(axis=(0, 1))
+        flat = centred.reshape(-1, base.shape[0])
+        _, vectors = np.linalg.eigh(flat.T @ flat)
+        return np.asarray(centred @ vectors[:, -_COMPONENTS:])
+
+    def _values(self, draws: Draws, sites: NDArray[np.intp]) -> dict[str, FloatArray]:
+        names = (name.removeprefix("log_") for name in draws.structure.hyperparameters)
+        values = dict(zip(names, np.exp(np.moveaxis(draws.hyper, 2, 0)), strict=True))
+        if draws.trend.shape[2]:
+            values["trend"] = draws.trend
+        for name, field in site_values(draws, self.problem.data, sites).items():
+            values[name] = field[:, :, 0]
+            if name == "weights":
+                omega = softmax_weights(np.moveaxis(field, 2, 0), self.problem.n_models, np)
+                values[name] = np.moveaxis(omega, 0, 2)
+        return values
 
     def picked(self, limit: int) -> NDArray[np.intp]:
         """Positions of at most `limit` training sites, evenly picked."""
@@ -166,25 +186,28 @@ class Posterior:
         return found
 
     def _field(self, draws: Draws, process: Process) -> _Field:
-        approximation = self.problem.approximation
         log_l = draws.value(f"log_lengthscale.{process.name}").ravel()
         amplitude = np.ones(len(log_l))
         if process.learned_amplitude:
             amplitude = np.exp(draws.value(f"log_amplitude.{process.name}").ravel())
         seed = _child_seed(self.seed, process.name)
         gamma = draws.gamma[process.name].reshape(len(log_l), process.copies, process.size)
-        representation = approximation.representation
-        if isinstance(representation, Dual):
-            values = site_values(draws, self.problem.data)[process.name]
-            values = values.reshape(len(log_l), process.copies, -1)
-            size = approximation.basis_sizes[process.name]
-            lifted = [
-                representation.lift(log_l, amplitude, values[:, copy], seed + copy, size)
-                for copy in range(process.copies)
-            ]
-            gamma = np.stack(lifted, axis=1)
-        unit = np.ascontiguousarray(np.moveaxis(gamma / amplitude[:, None, None], 1, 0))
-        return _Field(approximation.predictive, log_l, amplitude, unit, seed)
+        whitened = gamma / amplitude[:, None, None]
+        representation = self.problem.approximation.representation
+        prepared = [
+            representation.prepare(log_l, np.ascontiguousarray(whitened[:, copy]), seed + copy)
+            for copy in range(process.copies)
+        ]
+        return _Field(representation, log_l, amplitude, np.stack(prepared), seed)
+
+
+def _conditional(values: FloatArray, scores: FloatArray, order: NDArray[np.int32]) -> FloatArray:
+    """Values (chain, draw, ...) in the order of their making, less what follows the scores."""
+    flat = values.reshape(*values.shape[:2], -1)
+    design = scores.reshape(-1, scores.shape[2])
+    slopes, *_ = np.linalg.lstsq(design, flat.reshape(len(design), -1))
+    left = flat - scores @ slopes
+    return np.take_along_axis(left, order[..., None], axis=1).reshape(values.shape)
 
 
 def _child_seed(seed: int, name: str) -> int:

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from bne.approximation import Approximation, Geometry, GPName, choose, default_lengthscales
 from bne.coordinates import Standardiser
 from bne.errors import InputError
+from bne.kernels import Kernel, KernelName
 from bne.model import ModelData, Process, Structure
 from bne.priors import Prior, half_normal, inverse_gamma_between
-from bne.processes import Hilbert, Kernel, KernelName
+from bne.processes import Hilbert
 from bne.trend import PriorMean, Trend
 
 __all__ = ["Inference", "Options", "Priors", "Problem", "Strategy"]
@@ -161,7 +162,7 @@ class Problem:
     def data(self) -> ModelData:
         """What the log densities are conditional on, laid out once."""
         representation = self.approximation.representation
-        features = representation.features(self.coords)
+        features: Any = representation.features(self.coords)
         if isinstance(representation, Hilbert):
             features = representation.blocks(features, self.approximation.sizes.values())
         with jax.enable_x64(True):
@@ -207,7 +208,7 @@ def _lengthscales(
 ) -> dict[str, Prior]:
     if options.priors == "paper":
         return dict.fromkeys(names, inverse_gamma_between(*_PAPER_LENGTHSCALES))
-    chosen = default_lengthscales(geometry, kernel)
+    chosen = default_lengthscales(geometry, kernel, options.gp)
     return {name: chosen[name] for name in names}
 
 

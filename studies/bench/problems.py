@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from bne import approximation
 from bne.coordinates import CoordinateMap, Standardiser
+from bne.kernels import Kernel
 from bne.model import MU_LAMBDA, ModelData, Process, Structure
 from bne.priors import Prior, half_normal
-from bne.processes import Hilbert, Kernel
+from bne.processes import Hilbert
 from bne.simulation import simulate_1d, simulate_2d, simulate_region
 
 FloatArray = NDArray[np.float64]

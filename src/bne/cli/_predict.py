@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> None:
     read_fit(arguments.fit)  # a foreign or damaged file is refused before anything slow is imported
     import bne
 
-    model = bne.load(arguments.fit)
+    model: Any = bne.load(arguments.fit)
     columns = [*model.coords, *model.base_models]
     require_columns(table.columns, columns, what=arguments.sites)
     if arguments.drop_missing:
@@ -71,7 +71,8 @@ def prediction_table(
         Coordinates, and the columns of ``model.summary``.
     """
     summary = model.summary(sites, alpha=list(quantiles), threshold=threshold)
-    return pd.concat([sites[list(model.coords)], summary], axis=1)
+    table: pd.DataFrame = pd.concat([sites[list(model.coords)], summary], axis=1)
+    return table
 
 
 def _summarise(arguments: argparse.Namespace, out: pd.DataFrame, dropped: int) -> None:
