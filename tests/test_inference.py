@@ -14,6 +14,7 @@ from scipy import stats
 
 from bne import hmc, inference, model
 from bne._convergence import ess_bulk
+from bne.adaptation import learn_metric
 from bne.inference import Draws, Settings
 from bne.kernels import Kernel
 from bne.priors import half_normal, inverse_gamma, inverse_gamma_between, log_normal
@@ -313,3 +314,16 @@ def test_positions_and_their_functions_survive_the_change_of_centring():
     features = data.features[12, : draws.gamma["residual"].shape[-1]]
     expected = draws.gamma["residual"].reshape(len(residual), -1) @ features
     np.testing.assert_allclose(residual, expected, atol=1e-9)
+
+
+def test_a_metric_is_learned_from_draws_that_hardly_moved():
+    """Chains that moved along one line only, some coordinates not at all, of unlike sizes."""
+    structure = model.Structure((model.Process("residual", 1, 50),), 1)
+    rng = np.random.default_rng(8)
+    direction = np.exp(3.0 * rng.standard_normal(structure.dimension))
+    direction[5:9] = 0.0
+    positions = rng.standard_normal((20, 1)) * direction
+    found = learn_metric(structure, positions)
+    np.testing.assert_allclose(
+        found.momentum @ found.block @ found.momentum.T, np.eye(len(found.block)), atol=1e-6
+    )

@@ -32,6 +32,7 @@ __all__ = [
 FloatArray = NDArray[np.float64]
 DENSE_LIMIT = 400
 _NEGLIGIBLE = 0.05
+_LEAST_SHRINKAGE = 1e-4  # keeps the condition number of a correlation matrix below P * 1e4
 
 
 @partial(jax.jit, static_argnames=("structure",))
@@ -91,16 +92,18 @@ def first_metric(structure: Structure) -> Metric:
 
 def learn_metric(structure: Structure, positions: FloatArray) -> Metric:
     """Covariance of the draws, shrunk; dense on the coordinates that the data inform most."""
-    variance = positions.var(axis=0)
+    raw = positions.var(axis=0)
     count = len(positions)
-    variance = (count * variance + 5.0 * np.minimum(variance.mean(), 1.0)) / (count + 5.0)
+    variance = (count * raw + 5.0 * np.minimum(raw.mean(), 1.0)) / (count + 5.0)
     size = min(structure.dimension, DENSE_LIMIT)
     rank = variance.copy()
     rank[: structure.n_hyper + structure.n_trend] = -1.0
     index = np.sort(np.argsort(rank, kind="stable")[:size])
     scale = np.sqrt(variance[index])
-    standard = (positions[:, index] - positions[:, index].mean(axis=0)) / scale
-    shrinkage = min(2.0 * float(ledoit_wolf_shrinkage(standard, assume_centered=True)), 1.0)
+    own = np.sqrt(np.where(raw[index] > 0.0, raw[index], 1.0))
+    standard = (positions[:, index] - positions[:, index].mean(axis=0)) / own
+    estimated = 2.0 * float(ledoit_wolf_shrinkage(standard, assume_centered=True))
+    shrinkage = min(max(estimated, _LEAST_SHRINKAGE), 1.0)
     correlation = (1.0 - shrinkage) * (standard.T @ standard) / count
     correlation[np.diag_indices(size)] = 1.0
     return metric(scale[:, None] * correlation * scale, index, variance)
@@ -118,19 +121,17 @@ def learn_gain(structure: Structure, positions: FloatArray, data: ModelData) -> 
         return np.zeros((0, len(data.response)))
     process = next(p for p in structure.processes if p.name == "residual")
     centre = jnp.asarray(np.median(positions, axis=0))
-    noise, log_sd, H = (np.asarray(x) for x in _linearised(structure, centre, data, process.size))
+    noise, log_sd, H = (np.asarray(x) for x in _linearised(structure, centre, data))
     share, reference = data.centring["residual"]
     unit = np.exp(np.asarray(share) * (log_sd - np.asarray(reference)))  # prior sd of z
-    columns = (np.exp(log_sd) * H.T).T  # effect of each coefficient, in prior sds
-    precision = columns / noise
-    left = precision @ columns.T + np.eye(process.size)
+    columns = H * np.exp(log_sd)  # effect of each coefficient, in prior sds
+    precision = columns.T / noise
+    left = precision @ columns + np.eye(process.size)
     return np.asarray(unit[:, None] * np.linalg.solve(left, precision))
 
 
-@partial(jax.jit, static_argnames=("structure", "size"))
-def _linearised(
-    structure: Structure, position: Any, data: ModelData, size: int
-) -> tuple[Any, Any, Any]:
+@partial(jax.jit, static_argnames=("structure",))
+def _linearised(structure: Structure, position: Any, data: ModelData) -> tuple[Any, Any, Any]:
     process = next(p for p in structure.processes if p.name == "residual")
     fields, _ = evaluate_fields(structure, position, data)
     log_variance = 2.0 * structure.log_sigma(position) + jnp.zeros(len(data.response))
@@ -139,7 +140,6 @@ def _linearised(
     noise = jnp.exp(log_variance)
     if "log_skew" in structure:
         noise = noise + jnp.exp(2.0 * (data.log_skew_mean + fields["log_skew"][0]))
-    width = data.representation.n_coefficients
-    log_l = jnp.full(size, structure.log_lengthscale(position, "residual"))
-    columns = data.representation.evaluate(data.features, log_l, jnp.eye(size, width))
+    log_l = structure.log_lengthscale(position, "residual")
+    columns = data.representation.columns(data.features, log_l, process.size)
     return noise, log_prior_sd(structure, position, data, process), columns

@@ -12,7 +12,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,6 +136,13 @@ class Approximation:
     representation: Representation
     sizes: dict[str, int]
     note: str
+
+    def features(self, coords: FloatArray) -> Any:
+        """Features of the training sites, laid out for products of these sizes."""
+        features = self.representation.features(coords)
+        if isinstance(self.representation, Hilbert):
+            return self.representation.blocks(features, self.sizes.values())
+        return features
 
 
 def choose(

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
+from scipy import linalg
 
 from bne.model import ModelData, Structure, log_density
 
@@ -72,9 +73,13 @@ class Record(NamedTuple):
 
 
 def metric(covariance: FloatArray, index: NDArray[np.int64], diagonal: FloatArray) -> Metric:
-    """Metric whose inverse mass is `covariance` on `index` and `diagonal` (P,) elsewhere."""
-    factor = np.linalg.cholesky(np.linalg.inv(covariance))
-    return Metric(diagonal, index, covariance, factor.T)
+    r"""Metric whose inverse mass is `covariance` on `index` and `diagonal` (P,) elsewhere.
+
+    With :math:`\Sigma = LL^T` momenta :math:`L^{-T}\xi` have covariance :math:`\Sigma^{-1}`.
+    """
+    factor = np.linalg.cholesky(covariance)
+    inverse = linalg.solve_triangular(factor, np.eye(len(factor)), lower=True)
+    return Metric(diagonal, index, covariance, inverse)
 
 
 @partial(

@@ -41,8 +41,6 @@ from scipy import interpolate, optimize, special, stats
 from bne.inference import Draws
 from bne.model import ModelData, Structure, log_prior_sd, softmax_weights
 from bne.noise import emg_logpdf, normal_logpdf
-from bne.processes import Hilbert
-from bne.site_processes import Dual, Exact
 
 __all__ = ["approximate"]
 
@@ -329,7 +327,7 @@ def _choose(
     rest = (level - lower) / (upper - lower)
     within = np.cumsum(weights, axis=1)[point]
     which = np.sum(within <= rest[:, None] * within[:, -1:], axis=1)
-    return point, np.minimum(which, weights.shape[1] - 1)
+    return point, np.minimum(which, _POOL - 1)
 
 
 def _truncated(log_weights: FloatArray) -> FloatArray:
@@ -398,7 +396,8 @@ def _blocks(structure: Structure, theta: Any, data: ModelData) -> list[Block]:
     if structure.n_trend:
         found.append(Block(channels.index("residual"), slice(0, start), data.trend))
     for process in structure.processes:
-        columns = _columns(data, structure.log_lengthscale(theta, process.name), process.size)
+        log_l = structure.log_lengthscale(theta, process.name)
+        columns = data.representation.columns(data.features, log_l, process.size)
         columns = columns * jnp.exp(log_prior_sd(structure, theta, data, process))
         for copy in range(process.copies):
             name = f"weights{copy}" if process.name == "weights" else process.name
@@ -406,17 +405,6 @@ def _blocks(structure: Structure, theta: Any, data: ModelData) -> list[Block]:
             found.append(Block(channels.index(name), place, columns))
             start += process.size
     return found
-
-
-def _columns(data: ModelData, log_lengthscale: Any, size: int) -> Any:
-    """Fields (n, size) of unit coefficients; the first two cases save a product with identity."""
-    known = data.representation
-    if isinstance(known, Hilbert):
-        return data.features[:, :size]
-    if isinstance(known, Dual | Exact):
-        return jnp.tensordot(known.nodes.interpolation(log_lengthscale[None])[0], data.features, 1)
-    eye = jnp.eye(size, known.n_coefficients)
-    return known.evaluate(data.features, jnp.full(size, log_lengthscale), eye).T
 
 
 def _fields(blocks: list[Block], coefficients: Any, shape: tuple[int, int]) -> Any:

@@ -16,7 +16,6 @@ from bne.errors import InputError
 from bne.kernels import Kernel, KernelName
 from bne.model import ModelData, Process, Structure
 from bne.priors import Prior, half_normal, inverse_gamma_between
-from bne.processes import Hilbert
 from bne.trend import PriorMean, Trend
 
 __all__ = ["Inference", "Options", "Priors", "Problem", "Strategy"]
@@ -161,17 +160,13 @@ class Problem:
     @cached_property
     def data(self) -> ModelData:
         """What the log densities are conditional on, laid out once."""
-        representation = self.approximation.representation
-        features: Any = representation.features(self.coords)
-        if isinstance(representation, Hilbert):
-            features = representation.blocks(features, self.approximation.sizes.values())
         with jax.enable_x64(True):
             return ModelData(
                 response=self.response,
                 base=self.base,
                 trend=self.trend.columns(self.coords, self.base),
-                features=features,
-                representation=representation,
+                features=self.approximation.features(self.coords),
+                representation=self.approximation.representation,
                 priors=self.priors,
             )
 

@@ -62,6 +62,10 @@ class Representation(Protocol):
         """
         ...
 
+    def columns(self, features: Any, log_lengthscale: Any, size: int) -> Any:
+        """Fields (n, size) of unit coefficients, one at a time (JAX)."""
+        ...
+
     def prepare(
         self, log_lengthscales: FloatArray, coefficients: FloatArray, seed: int
     ) -> FloatArray:
@@ -187,6 +191,12 @@ class Hilbert:
             start = end
         return jnp.stack(values)
 
+    def columns(self, features: Any, log_lengthscale: Any, size: int) -> Any:
+        """The `size` lowest eigenfunctions themselves (n, size)."""
+        del log_lengthscale
+        whole = jnp.concatenate(features).T if isinstance(features, tuple) else features
+        return whole[:, :size]
+
     @staticmethod
     def blocks(features: Any, sizes: Iterable[int]) -> tuple[Any, ...]:
         """Cut features (n, m) at the distinct sizes, each block (size, n) by itself in memory.
@@ -266,6 +276,10 @@ class Fourier:
         del sizes
         scaled = features * jnp.exp(-log_lengthscales)[:, None, None] + self.phases
         return jnp.einsum("jnm,jm->jn", jnp.cos(scaled), coefficients)
+
+    def columns(self, features: Any, log_lengthscale: Any, size: int) -> Any:
+        """Cosines (n, size) at one length-scale."""
+        return jnp.cos(features * jnp.exp(-log_lengthscale) + self.phases)[:, :size]
 
     def prepare(
         self, log_lengthscales: FloatArray, coefficients: FloatArray, seed: int

@@ -119,6 +119,11 @@ class _AtSites:
         del sizes
         return self.nodes.evaluate(features, log_lengthscales, coefficients)
 
+    def columns(self, features: Any, log_lengthscale: Any, size: int) -> Any:
+        """The interpolated root (n, n)."""
+        shares = self.nodes.interpolation(jnp.reshape(log_lengthscale, 1))[0]
+        return jnp.tensordot(shares, features, 1)[:, :size]
+
     def values(self, log_lengthscales: FloatArray, coefficients: FloatArray) -> FloatArray:
         """Values (S, n) at the sites, in NumPy."""
         roots = self.features(np.asarray(self.sites))

@@ -88,7 +88,7 @@ def gradients(problem: Problem) -> tuple[Timed, Timed]:
 
 def product_forms(problem: Problem) -> dict[str, Timed]:
     """Every way to do the products that we could think of."""
-    phi = problem.data().features
+    phi = np.concatenate(problem.data().features).T
     sizes = [problem.approximation.sizes[name] for name in PROCESSES]
     rng = np.random.default_rng(1)
     c = [rng.standard_normal(size) for size in sizes]

@@ -24,6 +24,7 @@ from bne.model import MU_LAMBDA, ModelData, Process, Structure
 from bne.priors import Prior, half_normal
 from bne.processes import Hilbert
 from bne.simulation import simulate_1d, simulate_2d, simulate_region
+from bne.site_processes import Dual
 
 FloatArray = NDArray[np.float64]
 Table = tuple[pd.DataFrame, list[str], str, list[str]]
@@ -85,13 +86,12 @@ class Problem:
 
     def data(self) -> ModelData:
         """Return bne's data, non-centred."""
-        representation = self.approximation.representation
         data = ModelData(
             response=self.response,
             base=self.base,
             trend=np.zeros((len(self.response), 0)),
-            features=representation.features(self.coords),
-            representation=representation,
+            features=self.approximation.features(self.coords),
+            representation=self.approximation.representation,
             priors=self.priors,
             log_skew_mean=self.log_skew_mean,
         )
@@ -140,7 +140,8 @@ def build(name: str) -> Problem:
         priors[f"lengthscale.{process}"] = lengthscales[process]
 
     chosen = approximation.choose("hilbert", kernel, geometry, lengthscales)
-    basis = chosen.predictive
+    known = chosen.representation
+    basis = known.basis if isinstance(known, Dual) else known
     assert isinstance(basis, Hilbert)
     return Problem(
         name=name,
