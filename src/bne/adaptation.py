@@ -75,8 +75,7 @@ def recentre(
     moved = positions.copy()
     for process in structure.processes:
         log_sd = np.asarray(spread[process.name])
-        share, reference = centring[process.name]
-        scale = np.exp(log_sd - share * (log_sd - reference))[:, None, :]
+        scale = np.exp(log_sd - centring[process.name].log_spread(log_sd, np))[:, None, :]
         z = np.asarray(found[process.name]) / scale
         moved[:, structure.blocks()[process.name]] = z.reshape(len(positions), -1)
     return moved, replace(data, centring=centring)
@@ -122,8 +121,7 @@ def learn_gain(structure: Structure, positions: FloatArray, data: ModelData) -> 
     process = next(p for p in structure.processes if p.name == "residual")
     centre = jnp.asarray(np.median(positions, axis=0))
     noise, log_sd, H = (np.asarray(x) for x in _linearised(structure, centre, data))
-    share, reference = data.centring["residual"]
-    unit = np.exp(np.asarray(share) * (log_sd - np.asarray(reference)))  # prior sd of z
+    unit = np.exp(np.asarray(data.centring["residual"].log_spread(log_sd)))  # prior sd of z
     columns = H * np.exp(log_sd)  # effect of each coefficient, in prior sds
     precision = columns.T / noise
     left = precision @ columns + np.eye(process.size)

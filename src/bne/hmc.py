@@ -49,9 +49,14 @@ class Metric(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What the transitions of one call do: leapfrog steps (T,), mixture rows (T, C), keys (T,)."""
+    """What the transitions of one call do.
+
+    Leapfrog steps (T,), their size as a share of the learned one (T,), mixture rows (T, C), keys
+    (T,). Where a share is not one, the step size does not adapt.
+    """
 
     n_steps: Any
+    share: Any
     rows: Any
     keys: Any
 
@@ -115,13 +120,15 @@ def advance(
         key_momentum, key_accept = jax.random.split(step.keys)
         momentum = _draw_momentum(key_momentum, start, metric)
         size = jnp.exp(jnp.where(control.adapting > 0, shard.log_step, shard.log_step_mean))
+        size = step.share * size
         end, energy, change_of_energy = _trajectory(
             lambda q: gradient(q, data, mixture), start, momentum, metric, size, step.n_steps
         )
         acceptance = jnp.exp(-jnp.maximum(change_of_energy, 0.0))
         accept = jax.random.uniform(key_accept, acceptance.shape, start.dtype) < acceptance
         position = jnp.where(accept[:, None], end, start)
-        moved = _adapt(shard._replace(position=position, row=step.rows), acceptance, control)
+        moved = shard._replace(position=position, row=step.rows)
+        moved = _adapt(moved, acceptance, control, (control.adapting > 0) & (step.share == 1.0))
         divergent = change_of_energy > DIVERGENT_ENERGY
         return moved, Record(position, acceptance, energy, divergent)
 
@@ -179,7 +186,7 @@ def _kinetic(momentum: Any, metric: Metric) -> Any:
     return 0.5 * jnp.sum(momentum * _velocity(momentum, metric), axis=1)
 
 
-def _adapt(shard: Shard, acceptance: Any, control: Control) -> Shard:
+def _adapt(shard: Shard, acceptance: Any, control: Control, counts: Any) -> Shard:
     """One step of dual averaging (Hoffman and Gelman, 2014) on the harmonic mean acceptance."""
     achieved = 1.0 / jnp.mean(1.0 / jnp.maximum(acceptance, 1e-2))
     count = shard.count + 1.0
@@ -190,6 +197,6 @@ def _adapt(shard: Shard, acceptance: Any, control: Control) -> Shard:
     mean = weight * log_step + (1.0 - weight) * shard.log_step_mean
     adapted = shard._replace(log_step=log_step, log_step_mean=mean, error=error, count=count)
     chosen: Shard = jax.tree.map(
-        lambda new, old: jnp.where(control.adapting > 0, new, old), adapted, shard
+        lambda new, old: jnp.where(counts, new, old), adapted, shard
     )
     return chosen

@@ -36,6 +36,7 @@ Progress = Callable[[int, int], None]
 
 _MAX_LEAPS = 512
 _PATH_DIMENSIONS = 6
+_CAREFUL, _CAREFUL_SHARE = 0.125, 0.2  # transitions with smaller steps, and how much smaller
 _CACHED = 250_000  # numbers that stay in the cache of a core
 _ADAPT_METRIC = (0.06, 0.12, 0.2, 0.31, 0.45, 0.65, 0.88)
 _ADAPT_CENTRING = (0.12, 0.31, 0.65)
@@ -306,7 +307,11 @@ class Sampler:
         return shard, record
 
     def _plans(self) -> Iterator[Plan]:
-        """One plan per shard: the same leapfrog steps for all."""
+        """One plan per shard: the same leapfrog steps for all.
+
+        Some transitions take far smaller steps: where the posterior has a narrow neck, in which
+        every step of the usual size is rejected, they lead out of it.
+        """
         s = self.settings
         rng = np.random.default_rng([self.seed, self.block, 1])
         warming = self.block < s.warmup_blocks
@@ -316,11 +321,12 @@ class Sampler:
         wanted = length * rng.uniform(0.6, 1.4, s.block) / size
         limit = 16 if self.block < 2 else _MAX_LEAPS
         n_steps = np.clip(np.rint(wanted), 1, limit).astype(np.int32)
+        share = np.where(rng.random(s.block) < _CAREFUL, _CAREFUL_SHARE, 1.0)
         rows = self._rows(self.block)
         for i in range(len(self.shards)):
             chains = slice(i * self.shard_size, (i + 1) * self.shard_size)
             key = jax.random.key(np.uint32(rng.integers(2**32)))
-            yield Plan(n_steps, rows[:, chains], jax.random.split(key, s.block))
+            yield Plan(n_steps, share, rows[:, chains], jax.random.split(key, s.block))
 
     def _rows(self, block: int) -> NDArray[np.int32]:
         """Mixture rows (T, C): each chain goes through its own, one per kept draw."""

@@ -22,10 +22,13 @@ Softmax weights depend only on differences of the :math:`w_k`, so K - 1 orthonor
 with the same law are sampled: :math:`w = Bv` with :math:`B^TB = I` and columns that sum to zero
 gives exactly the prior law of :math:`\omega`.
 
-Coefficients are partially centred: :math:`\gamma = z\, \mathrm{sd}^{1-c}\, \mathrm{sd}_0^{c}` with
-:math:`z \sim N(0, (\mathrm{sd}/\mathrm{sd}_0)^{2c})`, where *sd* is the prior sd of the coefficient
-under the current hyperparameters, :math:`\mathrm{sd}_0` a fixed reference and *c* in [0, 1]. The
-law of :math:`\gamma` does not depend on *c*; how easily it is sampled does.
+Coefficients are partially centred: :math:`\gamma = z\,\mathrm{sd}/\rho` with
+:math:`z \sim N(0, \rho^2)`, where *sd* is the prior sd of the coefficient under the current
+hyperparameters and the spread :math:`\rho = e^{c\,h(u)}` follows its departure
+:math:`u = \log(\mathrm{sd}/\mathrm{sd}_0)` from a fixed reference, with *c* in [0, 1]. Upwards
+:math:`h(u) \approx u`; downwards *h* levels off, for a process that vanishes is best sampled
+non-centred: else all its coefficients would have to vanish with it. The law of :math:`\gamma` does
+not depend on :math:`\rho`; how easily it is sampled does.
 """
 
 from __future__ import annotations
@@ -60,6 +63,7 @@ __all__ = [
 
 FloatArray = NDArray[np.float64]
 MU_LAMBDA = -3.0
+_FLOOR = 1.0  # how far below its reference a process is centred, in log sd
 PROCESSES = ("weights", "residual", "log_scale", "log_skew")
 
 
@@ -164,6 +168,11 @@ class Centring(NamedTuple):
     share: Any
     log_reference: Any
 
+    def log_spread(self, log_sd: Any, xp: Any = jnp) -> Any:
+        """Log prior sd of z, where that of the coefficient is `log_sd`."""
+        u = log_sd - self.log_reference
+        return self.share * 0.5 * (u - _FLOOR + xp.sqrt((u + _FLOOR) ** 2 + 1.0))
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -227,9 +236,8 @@ def coefficients(
 ) -> tuple[Any, Any]:
     """Coefficients gamma (copies, size) and the log density of z given the hyperparameters."""
     log_sd = log_prior_sd(structure, position, data, process)
-    share, reference = data.centring[process.name]
     z = structure.standardised(position, process)
-    log_spread = share * (log_sd - reference)
+    log_spread = data.centring[process.name].log_spread(log_sd)
     log_density_z = -0.5 * jnp.sum((z * jnp.exp(-log_spread)) ** 2) - process.copies * jnp.sum(
         log_spread
     )
@@ -311,10 +319,9 @@ def sample_prior(
     rest = rng.standard_normal((size, structure.dimension - structure.n_hyper))
     positions = np.concatenate([np.stack(hyper, axis=1), rest], axis=1)
     for process in structure.processes:
-        share, reference = data.centring[process.name]
         for position in positions:
-            log_sd = np.asarray(log_prior_sd(structure, position, data, process))
-            spread = np.exp(np.asarray(share) * (log_sd - np.asarray(reference)))
+            log_sd = log_prior_sd(structure, position, data, process)
+            spread = np.exp(np.asarray(data.centring[process.name].log_spread(log_sd)))
             position[structure.blocks()[process.name]] *= np.tile(spread, process.copies)
     return positions
 
