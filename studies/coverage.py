@@ -46,28 +46,28 @@ def simulate(seed: int, *, n: int = 60, dim: int = 2, n_inside: int = 60) -> Fie
     """Draw a field from the model under its default priors."""
     from bne.approximation import Geometry, default_lengthscales
     from bne.model import MU_LAMBDA
-    from bne.priors import half_normal
+    from bne.problem import scale_priors
     from bne.processes import Kernel
 
     rng = np.random.default_rng([seed, 91])
     sites = np.concatenate([_sites(n, dim, rng), _sites(n_inside, dim, rng), _beyond(dim, rng)])
     priors = default_lengthscales(Geometry.of(sites[:n]), Kernel("matern32"))
+    laws = scale_priors() | {f"lengthscale.{name}": prior for name, prior in priors.items()}
 
-    def amplitude(scale: float) -> float:
-        return float(np.exp(half_normal(scale).sample_log(rng, 1)[0]))
+    def hyper(name: str) -> float:
+        return float(np.exp(laws[name].sample_log(rng, 1)[0]))
 
-    def process(name: str, scale: float) -> np.ndarray:
-        lengthscale = float(np.exp(priors[name].sample_log(rng, 1)[0]))
-        return amplitude(scale) * _draw(sites, lengthscale, rng)
+    def process(name: str) -> np.ndarray:
+        return hyper(f"amplitude.{name}") * _draw(sites, hyper(f"lengthscale.{name}"), rng)
 
     base = np.stack([_draw(sites, 0.4 * WIDTH, rng) for _ in range(N_MODELS)], axis=1)
-    lengthscale, spread = float(np.exp(priors["weights"].sample_log(rng, 1)[0])), amplitude(2.0)
+    lengthscale, spread = hyper("lengthscale.weights"), hyper("amplitude.weights")
     scores = spread * np.stack([_draw(sites, lengthscale, rng) for _ in range(N_MODELS)], axis=1)
     omega = np.exp(scores - scores.max(axis=1, keepdims=True))
     omega /= omega.sum(axis=1, keepdims=True)
-    location = np.sum(base * omega, axis=1) + process("residual", 1.0)
-    scale = amplitude(1.0) * np.exp(process("log_scale", 1.0))
-    skew = np.exp(MU_LAMBDA + process("log_skew", 1.0))
+    location = np.sum(base * omega, axis=1) + process("residual")
+    scale = hyper("sigma") * np.exp(process("log_scale"))
+    skew = np.exp(MU_LAMBDA + process("log_skew"))
     y = location + scale * rng.standard_normal(len(sites)) + rng.exponential(skew)
     columns = {f"x{j}": sites[:, j] for j in range(dim)}
     table = pd.DataFrame(columns | {f"f{k}": base[:, k] for k in range(N_MODELS)} | {"y": y})

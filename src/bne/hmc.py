@@ -196,7 +196,5 @@ def _adapt(shard: Shard, acceptance: Any, control: Control, counts: Any) -> Shar
     weight = count**-_DECAY
     mean = weight * log_step + (1.0 - weight) * shard.log_step_mean
     adapted = shard._replace(log_step=log_step, log_step_mean=mean, error=error, count=count)
-    chosen: Shard = jax.tree.map(
-        lambda new, old: jnp.where(counts, new, old), adapted, shard
-    )
+    chosen: Shard = jax.tree.map(lambda new, old: jnp.where(counts, new, old), adapted, shard)
     return chosen

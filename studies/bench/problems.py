@@ -21,7 +21,8 @@ from bne import approximation
 from bne.coordinates import CoordinateMap, Standardiser
 from bne.kernels import Kernel
 from bne.model import MU_LAMBDA, ModelData, Process, Structure
-from bne.priors import Prior, half_normal
+from bne.priors import Prior
+from bne.problem import scale_priors
 from bne.processes import Hilbert
 from bne.simulation import simulate_1d, simulate_2d, simulate_region
 from bne.site_processes import Dual
@@ -134,10 +135,9 @@ def build(name: str) -> Problem:
     geometry = approximation.Geometry.of(sites)
     found = approximation.default_lengthscales(geometry, kernel)
     lengthscales = {process: found[process] for process in PROCESSES}
-    priors = {"sigma": half_normal(1.0)}
-    for process in PROCESSES:
-        priors[f"amplitude.{process}"] = half_normal(1.0)
-        priors[f"lengthscale.{process}"] = lengthscales[process]
+    wanted = {"sigma", *(f"amplitude.{process}" for process in PROCESSES)}
+    priors = {key: prior for key, prior in scale_priors().items() if key in wanted}
+    priors |= {f"lengthscale.{process}": lengthscales[process] for process in PROCESSES}
 
     chosen = approximation.choose("hilbert", kernel, geometry, lengthscales)
     known = chosen.representation
