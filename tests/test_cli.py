@@ -35,6 +35,11 @@ class StandIn:
         self.parameters = parameters
         self.coords, self.base_models = parameters["coords"], parameters["base_models"]
 
+    @property
+    def inference_(self):
+        fast = self.parameters.get("inference") == "fast"
+        return "a fast approximation" if fast else "Markov chains"
+
     def fit(self, table, y, progress=False, checkpoint=None):
         self.fitted = (len(table), y.name, progress, checkpoint)
         return self
@@ -306,7 +311,7 @@ def test_predict_writes_one_row_per_site(folder, capsys, built, name):
     options = ["--quantiles", "0.5,0.025", "--threshold", "9", "--draws", "3"]
     status, out, err = run(capsys, "predict", "fit.nc", "sites.csv", "-o", name, *options)
     assert (status, err) == (0, "")
-    assert out == f"{name}: predictions at 12 sites\n"
+    assert out == f"{name}: predictions at 12 sites, by Markov chains\n"
     labels = ["lon", "lat", "mean", "sd", "q2.5", "q50", "exceedance", "weight_pred_av"]
     labels += ["weight_pred_gs", "var_aleatoric", "var_epistemic", "var_total", "outside"]
     sites = pd.read_csv("sites.csv")
@@ -332,7 +337,9 @@ def test_predict_says_what_it_left_out_and_what_lies_outside(folder, capsys, bui
     assert "'lon' contains NaN" in refused_by_stand_in(capsys)
     argv = ["predict", "fit.nc", "sites.csv", "-o", "out.csv", "--drop-missing"]
     _, out, _ = run(capsys, *argv)
-    assert out.startswith("out.csv: predictions at 11 sites (1 left out)\n1 of them lie outside")
+    assert out.startswith(
+        "out.csv: predictions at 11 sites (1 left out), by Markov chains\n1 of them lie outside"
+    )
     _, out, _ = run(capsys, *argv, "--json")
     result = json.loads(out)
     assert (result["sites"], result["dropped"], result["outside"]) == (11, 1, 1)

@@ -250,8 +250,8 @@ def _hilbert(
 
 def _range(priors: Mapping[str, Prior]) -> tuple[float, float]:
     """Length-scales between which factors are interpolated: nearly all that the priors allow."""
-    lower = min(float(prior.quantile(1e-5)) for prior in priors.values())
-    upper = max(float(prior.quantile(0.9995)) for prior in priors.values())
+    lower = min(float(prior.quantile(1e-4)) for prior in priors.values())
+    upper = max(float(prior.quantile(0.999)) for prior in priors.values())
     return lower, upper
 
 

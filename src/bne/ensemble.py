@@ -33,6 +33,7 @@ __all__ = ["Ensemble"]
 FloatArray = NDArray[np.float64]
 _DIAGNOSED_SITES = 100
 _LAPLACE = "nested Laplace"
+_INFERENCE = {"mcmc": "Markov chains", "fast": f"a fast approximation ({_LAPLACE})"}
 
 
 class Ensemble(RegressorMixin, BaseEstimator):
@@ -60,7 +61,7 @@ class Ensemble(RegressorMixin, BaseEstimator):
         draws: int = 1000,
         warmup: int = 800,
         thin: int = 3,
-        target_accept: float = 0.9,
+        target_accept: float = 0.8,
         random_state: int | np.random.Generator | None = None,
     ) -> None:
         self.base_models = base_models
@@ -368,10 +369,18 @@ class Ensemble(RegressorMixin, BaseEstimator):
         )
 
     @property
+    def inference_(self) -> str:
+        """Where the draws come from, in words: Markov chains, or an approximation."""
+        check_is_fitted(self, "_posterior")
+        return _INFERENCE[self._posterior.problem.options.inference]
+
+    @property
     def posterior_(self) -> az.InferenceData:
         """Draws of every step in ArviZ's form, functions at the training sites."""
         check_is_fitted(self, "_posterior")
-        return fits.to_inference_data(self._posterior, self.base_names_, self.index_)
+        found = fits.to_inference_data(self._posterior, self.base_names_, self.index_)
+        found.posterior.attrs["inference"] = self.inference_
+        return found
 
     def save(self, path: PathLike) -> None:
         """Write the fit to a NetCDF file, which `bne.load` reads; base models by name only."""

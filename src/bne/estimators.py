@@ -79,6 +79,8 @@ class BNE(Ensemble):
         Draws of every step, at the training sites.
     gp_ : str
         The representation in words.
+    inference_ : str
+        Where the draws come from, in words: Markov chains, or the approximation.
     seed_ : int
         The seed.
 
@@ -113,7 +115,7 @@ class BNE(Ensemble):
         draws: int = 1000,
         warmup: int = 800,
         thin: int = 3,
-        target_accept: float = 0.9,
+        target_accept: float = 0.8,
         random_state: int | np.random.Generator | None = None,
     ) -> None:
         super().__init__(

@@ -64,7 +64,7 @@ class Settings:
     draws: int = 1000
     warmup: int = 800
     thin: int = 3
-    target_accept: float = 0.9
+    target_accept: float = 0.8
     path_length: float = 2.0
     block: int = 20
 

@@ -47,10 +47,10 @@ __all__ = ["approximate"]
 FloatArray = NDArray[np.float64]
 Progress = Callable[[int, int], None]
 
-_POINTS = 128  # of the design; twice as many for more than four hyperparameters
+_POINTS = 256  # of the design; twice as many for more than four hyperparameters
 _POOL = 128  # draws at each
 _DIRECTIONS = 64  # of change of the mixture
-_INFLATION = 1.2  # of the design's scales
+_INFLATION, _DEGREES = 1.3, 4.0  # of the design's scales; degrees of freedom of its laws
 _RATE, _SLACK, _TOLERANCE = 0.75, 0.05, 1e-2  # of the Newton steps
 _LONG, _SHORT = 40, 10  # their number, where the bound is climbed and at the design
 _LARGEST_SCORE = 6.0
@@ -265,13 +265,18 @@ def _climb(marginal: Marginal, start: FloatArray) -> tuple[float, FloatArray, Fl
 
 
 def _design(peak: Peak, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
-    """Scores (N, H) of a shifted Sobol sequence on the split normal, and their log density."""
+    """Scores (N, H) of a shifted Sobol sequence on split t laws, and their log density.
+
+    Amplitudes have long lower tails, which normal laws would miss.
+    """
     n_hyper = len(peak.scores)
     count = _POINTS * (1 if n_hyper <= 4 else 2)
     sobol = stats.qmc.Sobol(n_hyper, scramble=False).random(count)
-    normal = special.ndtri(np.clip((sobol + rng.random(n_hyper)) % 1.0, 1e-6, 1.0 - 1e-6))
-    scales = _INFLATION * np.where(normal < 0.0, peak.scales[0], peak.scales[1])
-    return peak.scores + (normal * scales) @ peak.axes.T, -0.5 * np.sum(normal**2, axis=1)
+    spread = np.clip((sobol + rng.random(n_hyper)) % 1.0, 1e-6, 1.0 - 1e-6)
+    steps = special.stdtrit(_DEGREES, spread)
+    scales = _INFLATION * np.where(steps < 0.0, peak.scales[0], peak.scales[1])
+    log_density = -0.5 * (_DEGREES + 1.0) * np.sum(np.log1p(steps**2 / _DEGREES), axis=1)
+    return peak.scores + (steps * scales) @ peak.axes.T, log_density
 
 
 # Draws (NumPy)

@@ -29,7 +29,7 @@ _JITTER = 1e-9
 _PATH_FEATURES = 256
 _BATCH = 64
 _FEWEST_NODES, _MOST_NODES = 6, 30
-_NODE_ERROR = 2e-5  # of a covariance, as a share of the variance
+_EXACT_ERROR, _BASIS_ERROR = 1e-4, 1e-3  # of a covariance, as a share of the variance
 _TRIED_SITES = 60
 
 
@@ -43,14 +43,17 @@ class Nodes:
     ends: Any
 
     @staticmethod
-    def between(lower: float, upper: float, root: Callable[[float], FloatArray]) -> Nodes:
+    def between(
+        lower: float, upper: float, root: Callable[[float], FloatArray], error: float
+    ) -> Nodes:
         """As few nodes as interpolate `root` (of log l) well, for length-scales in [lower, upper].
 
-        What is compared is the covariance, half way between neighbouring nodes.
+        What is compared is the covariance, half way between neighbouring nodes: it is nowhere off
+        by more than the share `error` of the variance.
         """
         nodes = Nodes.of(_FEWEST_NODES, math.log(lower), math.log(upper))
-        while len(nodes.positions) < _MOST_NODES and nodes._error(root) > _NODE_ERROR:
-            nodes = Nodes.of(len(nodes.positions) + 2, math.log(lower), math.log(upper))
+        while len(nodes.positions) < _MOST_NODES and nodes._error(root) > error:
+            nodes = Nodes.of(len(nodes.positions) + 1, math.log(lower), math.log(upper))
         return nodes
 
     @staticmethod
@@ -151,7 +154,7 @@ class Exact(_AtSites):
     def build(kernel: Kernel, sites: FloatArray, lower: float, upper: float) -> Exact:
         """Exact process at `sites` (n, d) for length-scales in [lower, upper]."""
         tried = Exact(_thinned(sites), Nodes.of(2, 0.0, 1.0), kernel)
-        return Exact(sites, Nodes.between(lower, upper, tried.root), kernel)
+        return Exact(sites, Nodes.between(lower, upper, tried.root, _EXACT_ERROR), kernel)
 
     def root(self, log_lengthscale: float) -> FloatArray:
         """Symmetric root (n, n) of the covariance at the sites."""
@@ -211,7 +214,7 @@ class Dual(_AtSites):
     def build(basis: Hilbert, sites: FloatArray, lower: float, upper: float) -> Dual:
         """Process of `basis` at `sites` (n, d) for length-scales in [lower, upper]."""
         tried = Dual(basis, _thinned(sites), Nodes.of(2, 0.0, 1.0))
-        return Dual(basis, sites, Nodes.between(lower, upper, tried.root))
+        return Dual(basis, sites, Nodes.between(lower, upper, tried.root, _BASIS_ERROR))
 
     def root(self, log_lengthscale: float) -> FloatArray:
         """Symmetric root (n, n) of the covariance at the sites."""

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> None:
                 "base_models": arguments.base_models,
                 "sites": len(table),
                 "dropped": dropped,
-                "inference": arguments.inference,
+                "inference": model.inference_,
                 "seed": arguments.seed,
                 "seconds": round(seconds, 3),
                 "diagnosis": diagnosis.to_dict(),
@@ -50,11 +50,10 @@ def run(arguments: argparse.Namespace) -> None:
         )
         return
     names = ", ".join(arguments.base_models)
-    approximate = ", by the fast approximation" if arguments.inference == "fast" else ""
     left_out = f" ({dropped} left out)" if dropped else ""
     say(f"{arguments.output}: {arguments.model} of {arguments.y} at {len(table)} sites{left_out}")
     say(f"base models: {names}")
-    say(f"{seconds:.1f} s, seed {arguments.seed}{approximate}")
+    say(f"{seconds:.1f} s by {model.inference_}, seed {arguments.seed}")
     say(diagnosis.verdict)
 
 

@@ -38,11 +38,15 @@ def run(arguments: argparse.Namespace) -> None:
     draws = None
     if arguments.draws:
         draws = np.asarray(model.sample(table, n=arguments.draws, random_state=arguments.seed))
-    attrs = {"fit": arguments.fit, "quantiles": ",".join(f"{q:g}" for q in arguments.quantiles)}
+    attrs = {
+        "fit": arguments.fit,
+        "inference": model.inference_,
+        "quantiles": ",".join(f"{q:g}" for q in arguments.quantiles),
+    }
     if arguments.threshold is not None:
         attrs["threshold"] = arguments.threshold
     write_table(out, target, draws=draws, attrs=attrs)
-    _summarise(arguments, out, dropped)
+    _summarise(arguments, out, dropped, model.inference_)
 
 
 def prediction_table(
@@ -75,7 +79,9 @@ def prediction_table(
     return table
 
 
-def _summarise(arguments: argparse.Namespace, out: pd.DataFrame, dropped: int) -> None:
+def _summarise(
+    arguments: argparse.Namespace, out: pd.DataFrame, dropped: int, inference: str
+) -> None:
     outside = int(out["outside"].sum())
     if arguments.json:
         say_json(
@@ -84,12 +90,13 @@ def _summarise(arguments: argparse.Namespace, out: pd.DataFrame, dropped: int) -
                 "sites": len(out),
                 "dropped": dropped,
                 "outside": outside,
+                "inference": inference,
                 "draws": arguments.draws or 0,
                 "columns": list(out.columns),
             }
         )
         return
     left_out = f" ({dropped} left out)" if dropped else ""
-    say(f"{arguments.output}: predictions at {len(out)} sites{left_out}")
+    say(f"{arguments.output}: predictions at {len(out)} sites{left_out}, by {inference}")
     if outside:
         say(f"{outside} of them lie outside the range of the training sites (column 'outside')")
