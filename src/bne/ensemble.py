@@ -25,15 +25,13 @@ from bne.fitting import fit_steps
 from bne.inference import Settings
 from bne.posterior import Posterior
 from bne.prediction import FieldDraws, PredictiveLaw
-from bne.problem import Inference, Options, Priors, Problem, Strategy
+from bne.problem import FAST, Inference, Options, Priors, Problem, Strategy
 from bne.trend import PriorMean
 
 __all__ = ["Ensemble"]
 
 FloatArray = NDArray[np.float64]
 _DIAGNOSED_SITES = 100
-_LAPLACE = "nested Laplace"
-_INFERENCE = {"mcmc": "Markov chains", "fast": f"a fast approximation ({_LAPLACE})"}
 
 
 class Ensemble(RegressorMixin, BaseEstimator):
@@ -365,22 +363,20 @@ class Ensemble(RegressorMixin, BaseEstimator):
                 "weights": [list(map(str, self.base_names_)), list(labels)],
                 **{name: [list(labels)] for name in ("residual", "log_scale", "log_skew")},
             },
-            approximate=_LAPLACE if fast else None,
+            approximate=FAST if fast else None,
         )
 
     @property
     def inference_(self) -> str:
         """Where the draws come from, in words: Markov chains, or an approximation."""
         check_is_fitted(self, "_posterior")
-        return _INFERENCE[self._posterior.problem.options.inference]
+        return self._posterior.problem.options.inference_in_words
 
     @property
     def posterior_(self) -> az.InferenceData:
         """Draws of every step in ArviZ's form, functions at the training sites."""
         check_is_fitted(self, "_posterior")
-        found = fits.to_inference_data(self._posterior, self.base_names_, self.index_)
-        found.posterior.attrs["inference"] = self.inference_
-        return found
+        return fits.to_inference_data(self._posterior, self.base_names_, self.index_)
 
     def save(self, path: PathLike) -> None:
         """Write the fit to a NetCDF file, which `bne.load` reads; base models by name only."""

@@ -131,7 +131,11 @@ def to_inference_data(
         sample_stats=stats if stats["acceptance_rate"].size else None,
         coords=coords,
         dims=dims,
-        attrs={"steps": list(posterior.steps), "seed": posterior.seed},
+        attrs={
+            "steps": list(posterior.steps),
+            "seed": posterior.seed,
+            "inference": posterior.problem.options.inference_in_words,
+        },
     )
     return data
 

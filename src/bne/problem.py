@@ -18,12 +18,13 @@ from bne.model import ModelData, Process, Structure
 from bne.priors import Prior, half_normal, inverse_gamma_between
 from bne.trend import PriorMean, Trend
 
-__all__ = ["Inference", "Options", "Priors", "Problem", "Strategy", "scale_priors"]
+__all__ = ["FAST", "Inference", "Options", "Priors", "Problem", "Strategy", "scale_priors"]
 
 FloatArray = NDArray[np.float64]
 Strategy = Literal["cut", "plugin", "joint"]
 Inference = Literal["mcmc", "fast"]
 Priors = Literal["default", "paper"]
+FAST = "nested Laplace"
 _PAPER_LENGTHSCALES = (2.0, 10.0)
 
 
@@ -66,6 +67,11 @@ class Options:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for storage."""
         return asdict(self)
+
+    @property
+    def inference_in_words(self) -> str:
+        """What makes the draws, as outputs say it."""
+        return f"a fast approximation ({FAST})" if self.inference == "fast" else "Markov chains"
 
     @property
     def processes(self) -> tuple[str, ...]:

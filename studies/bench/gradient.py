@@ -33,7 +33,7 @@ FloatArray = NDArray[np.float64]
 Timed = Callable[[], Any]
 
 PROBLEMS = ("1d-1050", "2d-1250")
-LOOP = 10
+LOOP = 50  # as many as a trajectory has, or fewer
 
 
 def benchmark(*, quick: bool) -> dict[str, Any]:
