@@ -115,4 +115,4 @@ def test_every_representation_is_approximated_and_labelled(gp):
     assert np.isfinite(model.summary(table).to_numpy(dtype=float)).all()
     assert "approximation" in model.inference_
     assert "approximation" in model.diagnose().verdict
-    assert model.posterior_.posterior.attrs["inference"] == model.inference_
+    assert model.posterior_.attrs["inference"] == model.inference_
