@@ -1,5 +1,6 @@
 """The estimators as users call them. Fits are short: what is tested is not the posterior."""
 
+import pickle
 import subprocess
 import sys
 import warnings
@@ -382,6 +383,13 @@ def test_a_checkpoint_of_something_else_is_refused_by_name(table, tmp_path, monk
 
 
 # ---- scikit-learn
+
+
+def test_predictions_survive_pickling_and_do_not_depend_on_the_order_of_sites(model, sites):
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict(sites), model.predict(sites))
+    backwards = model.predict_quantiles(sites[::-1], 0.9)[::-1]
+    np.testing.assert_allclose(backwards, model.predict_quantiles(sites, 0.9), rtol=1e-10)
 
 
 def test_the_estimator_works_in_a_pipeline_and_in_cross_validation(table):

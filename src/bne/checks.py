@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeGuard, runtime_checkab
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy import sparse
 from sklearn.utils.validation import check_array, column_or_1d
 
 from bne._wording import missing_sentence, nearest, rows
@@ -24,6 +25,7 @@ __all__ = [
     "BaseModel",
     "Predictor",
     "Sites",
+    "as_frame",
     "check_training",
     "drop_missing",
     "read_response",
@@ -125,7 +127,7 @@ def read_sites(
     """
     if missing not in ("error", "drop"):
         raise InputError(f"missing={missing!r} is not one of 'error', 'drop'")
-    frame, labelled = _as_frame(table)
+    frame, labelled = as_frame(table)
     if len(frame) == 0:
         raise InputError(f"{what} has no rows (0 samples)")
     coord_names, models = resolve_columns(frame, coords, base_models, response=response)
@@ -320,7 +322,7 @@ def resolve_columns(
     coords, base_models
         Explicit names (positions for a plain array), base models still possibly pairs.
     """
-    frame, _ = _as_frame(table)
+    frame, _ = as_frame(table)
     there = [column for column in frame.columns if response is None or column != response]
     if coords is None:
         chosen = _geographic_columns(there) or tuple(there[: min(2, len(there))])
@@ -337,10 +339,18 @@ def resolve_columns(
     return chosen, tuple(models)
 
 
-def _as_frame(table: Any) -> tuple[pd.DataFrame, bool]:
-    """Return the table as a DataFrame, and whether it has labels of its own."""
+def as_frame(table: Any) -> tuple[pd.DataFrame, bool]:
+    """Return the table as a DataFrame, and whether it has labels of its own.
+
+    Raises
+    ------
+    InputError
+        With a sentence, for what is no table of numbers.
+    """
     if isinstance(table, pd.DataFrame):
         return table, True
+    if sparse.issparse(table):
+        raise InputError("sparse matrices are not supported; pass a dense table (X.toarray())")
     if isinstance(table, str | bytes):
         raise InputError(
             f"{table!r} is text, not a table; read the file first (bne.storage.read_table)"

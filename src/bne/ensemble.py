@@ -17,7 +17,7 @@ from bne import fits
 from bne._files import PathLike
 from bne._progress import Progress
 from bne.checkpoint import Checkpoint
-from bne.checks import BaseModel, Sites, read_sites, read_training
+from bne.checks import BaseModel, Sites, as_frame, read_sites, read_training
 from bne.coordinates import CoordinateMap
 from bne.diagnostics import Diagnosis, diagnose
 from bne.errors import InputError, SamplingWarning
@@ -388,6 +388,7 @@ class Ensemble(RegressorMixin, BaseEstimator):
     def _sites(self, X: Any) -> Sites:
         check_is_fitted(self, "_posterior")
         if not isinstance(X, pd.DataFrame) and hasattr(self, "n_features_in_"):
+            as_frame(X)
             validate_data(self, X, reset=False, skip_check_array=True)
         models = self.base_names_ if self.base_models is None else self.base_models
         return read_sites(X, list(self.coord_names_), models)
