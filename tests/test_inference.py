@@ -14,7 +14,7 @@ from scipy import stats
 
 from bne import hmc, inference, model
 from bne._convergence import ess_bulk
-from bne.adaptation import learn_metric
+from bne.adaptation import Linearised, first_metric, learn_metric
 from bne.inference import Draws, Settings
 from bne.kernels import Kernel
 from bne.priors import half_normal, inverse_gamma, inverse_gamma_between, log_normal
@@ -323,7 +323,14 @@ def test_a_metric_is_learned_from_draws_that_hardly_moved():
     direction = np.exp(3.0 * rng.standard_normal(structure.dimension))
     direction[5:9] = 0.0
     positions = rng.standard_normal((20, 1)) * direction
-    found = learn_metric(structure, positions)
-    np.testing.assert_allclose(
-        found.momentum @ found.block @ found.momentum.T, np.eye(len(found.block)), atol=1e-6
+    x = np.linspace(0.0, 10.0, 20)[:, None]
+    effects = 3.0 * np.cos(x * np.arange(50))
+    local = Linearised(
+        structure,
+        {"residual": effects},
+        {"residual": np.ones(50)},
+        {"residual": np.full((1, 20), 1e4)},
     )
+    for found in (learn_metric(positions, local), first_metric(local)):
+        unit = found.momentum @ found.block @ found.momentum.T
+        np.testing.assert_allclose(unit, np.eye(len(found.block)), atol=1e-6)

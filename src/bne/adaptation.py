@@ -6,31 +6,41 @@ NumPy on arrays of draws.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
+from scipy import linalg
 from sklearn.covariance import ledoit_wolf_shrinkage
 
 from bne.hmc import Metric, metric
-from bne.model import Centring, ModelData, Structure, coefficients, evaluate_fields, log_prior_sd
+from bne.model import (
+    Centring,
+    ModelData,
+    Structure,
+    coefficients,
+    evaluate_fields,
+    information,
+    log_prior_sd,
+)
 
 __all__ = [
     "DENSE_LIMIT",
+    "Linearised",
     "first_metric",
     "gammas",
     "learn_centring",
-    "learn_gain",
     "learn_metric",
     "recentre",
 ]
 
 FloatArray = NDArray[np.float64]
-DENSE_LIMIT = 400
+DENSE_LIMIT = 1200
+_HYPER_VARIANCE = 0.1
 _NEGLIGIBLE = 0.05
 _LEAST_SHRINKAGE = 1e-4  # keeps the condition number of a correlation matrix below P * 1e4
 
@@ -81,63 +91,135 @@ def recentre(
     return moved, replace(data, centring=centring)
 
 
-def first_metric(structure: Structure) -> Metric:
-    """Metric before any draw: prior sds, with hyperparameters taken to be known better."""
-    variance = np.ones(structure.dimension)
-    variance[: structure.n_hyper] = 0.1
-    size = min(structure.dimension, DENSE_LIMIT)
-    return metric(np.diag(variance[:size]), np.arange(size), variance)
+@dataclass(frozen=True)
+class Linearised:
+    """The model as if it were linear and Gaussian, around the median of some positions.
 
-
-def learn_metric(structure: Structure, positions: FloatArray) -> Metric:
-    """Covariance of the draws, shrunk; dense on the coordinates that the data inform most."""
-    raw = positions.var(axis=0)
-    count = len(positions)
-    variance = (count * raw + 5.0 * np.minimum(raw.mean(), 1.0)) / (count + 5.0)
-    size = min(structure.dimension, DENSE_LIMIT)
-    rank = variance.copy()
-    rank[: structure.n_hyper + structure.n_trend] = -1.0
-    index = np.sort(np.argsort(rank, kind="stable")[:size])
-    scale = np.sqrt(variance[index])
-    own = np.sqrt(np.where(raw[index] > 0.0, raw[index], 1.0))
-    standard = (positions[:, index] - positions[:, index].mean(axis=0)) / own
-    estimated = 2.0 * float(ledoit_wolf_shrinkage(standard, assume_centered=True))
-    shrinkage = min(max(estimated, _LEAST_SHRINKAGE), 1.0)
-    correlation = (1.0 - shrinkage) * (standard.T @ standard) / count
-    correlation[np.diag_indices(size)] = 1.0
-    return metric(scale[:, None] * correlation * scale, index, variance)
-
-
-def learn_gain(structure: Structure, positions: FloatArray, data: ModelData) -> FloatArray:
-    r"""Matrix (m, n) from a change of the data to the change of the residual's coefficients z.
-
-    At the median of the draws, with noise variances :math:`v = \sigma^2 s^2 + \lambda^2` and prior
-    variances *S* of the coefficients: :math:`(H^T V^{-1} H + S^{-1})^{-1} H^T V^{-1}`, the
-    posterior mean of the linear-Gaussian model, in the units of z there. Being a shift of z, it
-    stays moderate for every chain: each coefficient moves in proportion to its own prior sd.
+    Parameters
+    ----------
+    structure : Structure
+    effects : per process (n, size) columns, the field that one prior sd of a coefficient adds.
+    units : per process (size,) prior sds of z.
+    information : per process (copies, n) Fisher information of the sites about the field.
     """
-    if "residual" not in structure or "weights" in structure:
-        return np.zeros((0, len(data.response)))
-    process = next(p for p in structure.processes if p.name == "residual")
-    centre = jnp.asarray(np.median(positions, axis=0))
-    noise, log_sd, H = (np.asarray(x) for x in _linearised(structure, centre, data))
-    unit = np.exp(np.asarray(data.centring["residual"].log_spread(log_sd)))  # prior sd of z
-    columns = H * np.exp(log_sd)  # effect of each coefficient, in prior sds
-    precision = columns.T / noise
-    left = precision @ columns + np.eye(process.size)
-    return np.asarray(unit[:, None] * np.linalg.solve(left, precision))
+
+    structure: Structure
+    effects: dict[str, FloatArray]
+    units: dict[str, FloatArray]
+    information: dict[str, FloatArray]
+
+    @staticmethod
+    def around(structure: Structure, positions: FloatArray, data: ModelData) -> Linearised:
+        """Linearise at the median of positions (N, P)."""
+        found = _linearised(structure, jnp.asarray(np.median(positions, axis=0)), data)
+        return Linearised(structure, *jax.tree.map(np.asarray, found))
+
+    @cached_property
+    def covariances(self) -> dict[str, list[FloatArray]]:
+        r"""Posterior covariance (size, size) of z, per process and copy.
+
+        :math:`U (H^T W H + I)^{-1} U` with the effects *H*, information *W* and units *U*.
+        """
+        return {
+            p.name: [
+                self.units[p.name][:, None]
+                * _inverse(self.effects[p.name], row)
+                * self.units[p.name]
+                for row in self.information[p.name]
+            ]
+            for p in self.structure.processes
+        }
+
+    def variances(self) -> FloatArray:
+        """Posterior variances (P,), with hyperparameters taken to be known better than not."""
+        n_hyper, n_trend = self.structure.n_hyper, self.structure.n_trend
+        parts = [np.full(n_hyper, _HYPER_VARIANCE), np.ones(n_trend)]
+        parts += [np.diag(block) for blocks in self.covariances.values() for block in blocks]
+        return np.concatenate(parts)
+
+    def covariance(self, index: NDArray[np.int64]) -> FloatArray:
+        """Posterior covariance of some coordinates, uncorrelated where it is not known."""
+        matrix = np.diag(self.variances()[index])
+        start = self.structure.n_hyper + self.structure.n_trend
+        for block in (block for blocks in self.covariances.values() for block in blocks):
+            here = np.flatnonzero((index >= start) & (index < start + len(block)))
+            chosen = index[here] - start
+            matrix[np.ix_(here, here)] = block[np.ix_(chosen, chosen)]
+            start += len(block)
+        return matrix
+
+    def gain(self) -> FloatArray:
+        r"""Matrix (m, n) from a change of the data to the change of the residual's coefficients z.
+
+        The posterior mean :math:`U (H^T W H + I)^{-1} H^T W` of the linear-Gaussian model, in the
+        units of z. Being a shift of z, it stays moderate for every chain: each coefficient moves
+        in proportion to its own prior sd.
+        """
+        effects, (information,) = self.effects["residual"], self.information["residual"]
+        posterior = self.covariances["residual"][0] / self.units["residual"]
+        return np.asarray(posterior @ (effects.T * information))
+
+
+def learn_metric(positions: FloatArray, local: Linearised) -> Metric:
+    """Covariance of the draws (N, P), shrunk towards that of the linearised model.
+
+    In the coordinates that would be independent under the latter, correlations of the draws are
+    shrunk to zero (Ledoit and Wolf, 2004) and few draws hardly move the variances from one. The
+    metric is dense on the coordinates that the data inform most, diagonal elsewhere.
+    """
+    index = dense_part(local)
+    root = np.linalg.cholesky(local.covariance(index))
+    centred = positions - positions.mean(axis=0)
+    white = linalg.solve_triangular(root, centred[:, index].T, lower=True).T
+    count, raw = len(positions), white.var(axis=0)
+    own = np.sqrt(np.where(raw > 0.0, raw, 1.0))
+    estimated = 2.0 * float(ledoit_wolf_shrinkage(white / own, assume_centered=True))
+    shrinkage = min(max(estimated, _LEAST_SHRINKAGE), 1.0)
+    correlation = (1.0 - shrinkage) * ((white / own).T @ (white / own)) / count
+    correlation[np.diag_indices(len(index))] = 1.0
+    scale = np.sqrt(_steadied(raw, np.minimum(raw.mean(), 1.0), count))
+    factor = root @ (scale * np.linalg.cholesky(correlation).T).T
+    diagonal = _steadied(positions.var(axis=0), local.variances(), count)
+    return metric(np.asarray(factor), index, diagonal)
+
+
+def first_metric(local: Linearised) -> Metric:
+    """Metric before any draw: that of the linearised model."""
+    index = dense_part(local)
+    factor = np.asarray(np.linalg.cholesky(local.covariance(index)))
+    return metric(factor, index, local.variances())
+
+
+def dense_part(local: Linearised) -> NDArray[np.int64]:
+    """Coordinates on which the metric is dense, in order: at most `DENSE_LIMIT`."""
+    structure = local.structure
+    rank = local.variances()
+    rank[: structure.n_hyper + structure.n_trend] = -1.0
+    return np.sort(np.argsort(rank, kind="stable")[:DENSE_LIMIT])
+
+
+def _steadied(variance: FloatArray, expected: Any, count: int) -> FloatArray:
+    """Variances of a number of draws, as if five more had the one expected."""
+    return np.asarray((count * variance + 5.0 * expected) / (count + 5.0))
+
+
+def _inverse(effects: FloatArray, information: FloatArray) -> FloatArray:
+    precision = (effects.T * information) @ effects + np.eye(effects.shape[1])
+    factor = linalg.cho_factor(precision, lower=True, check_finite=False)
+    return np.asarray(linalg.cho_solve(factor, np.eye(len(precision)), check_finite=False))
 
 
 @partial(jax.jit, static_argnames=("structure",))
-def _linearised(structure: Structure, position: Any, data: ModelData) -> tuple[Any, Any, Any]:
-    process = next(p for p in structure.processes if p.name == "residual")
+def _linearised(
+    structure: Structure, position: Any, data: ModelData
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Effects, units and information of every process, at one position."""
     fields, _ = evaluate_fields(structure, position, data)
-    log_variance = 2.0 * structure.log_sigma(position) + jnp.zeros(len(data.response))
-    if "log_scale" in structure:
-        log_variance = log_variance + 2.0 * fields["log_scale"][0]
-    noise = jnp.exp(log_variance)
-    if "log_skew" in structure:
-        noise = noise + jnp.exp(2.0 * (data.log_skew_mean + fields["log_skew"][0]))
-    log_l = structure.log_lengthscale(position, "residual")
-    columns = data.representation.columns(data.features, log_l, process.size)
-    return noise, log_prior_sd(structure, position, data, process), columns
+    effects, units = {}, {}
+    for process in structure.processes:
+        log_l = structure.log_lengthscale(position, process.name)
+        log_sd = log_prior_sd(structure, position, data, process)
+        columns = data.representation.columns(data.features, log_l, process.size)
+        effects[process.name] = columns * jnp.exp(log_sd)
+        units[process.name] = jnp.exp(data.centring[process.name].log_spread(log_sd))
+    return effects, units, information(structure, position, fields, data)

@@ -77,14 +77,14 @@ class Record(NamedTuple):
     divergent: Any
 
 
-def metric(covariance: FloatArray, index: NDArray[np.int64], diagonal: FloatArray) -> Metric:
-    r"""Metric whose inverse mass is `covariance` on `index` and `diagonal` (P,) elsewhere.
+def metric(factor: FloatArray, index: NDArray[np.int64], diagonal: FloatArray) -> Metric:
+    r"""Metric whose inverse mass is :math:`LL^T` on `index` and `diagonal` (P,) elsewhere.
 
-    With :math:`\Sigma = LL^T` momenta :math:`L^{-T}\xi` have covariance :math:`\Sigma^{-1}`.
+    With the lower triangular `factor` *L* momenta :math:`L^{-T}\xi` have covariance
+    :math:`(LL^T)^{-1}`.
     """
-    factor = np.linalg.cholesky(covariance)
     inverse = linalg.solve_triangular(factor, np.eye(len(factor)), lower=True)
-    return Metric(diagonal, index, covariance, inverse)
+    return Metric(diagonal, index, factor @ factor.T, inverse)
 
 
 @partial(

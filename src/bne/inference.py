@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bne.adaptation import (
+    Linearised,
     first_metric,
     gammas,
     learn_centring,
-    learn_gain,
     learn_metric,
     recentre,
 )
@@ -195,7 +195,7 @@ class Sampler:
         self.block = 0
         self.shards: list[Shard] = []
         self.shard_size = 1
-        self.metric: Metric = first_metric(structure)
+        self.metric: Metric
         self.gain = np.zeros((0, mixtures.shape[1]))
         self.window: list[FloatArray] = []
         self.kept: list[FloatArray] = []
@@ -213,7 +213,8 @@ class Sampler:
         """Set up a run; the parameters are those of `sample`."""
         with jax.enable_x64(True):
             run = Sampler(structure, data.non_centred(structure), mixtures, settings, seed)
-            run.gain = learn_gain(structure, start, run.data)
+            local = Linearised.around(structure, start, run.data)
+            run.metric, run.gain = first_metric(local), run._gain(local)
         run.shard_size = size = settings.shard_size(data)
         first_rows = run._rows(0)[0]
         log_step = np.log(0.1) - 0.25 * np.log(structure.dimension)
@@ -362,10 +363,15 @@ class Sampler:
         positions = recent.reshape(-1, self.structure.dimension)
         if self.block in {max(1, round(share * total)) for share in _ADAPT_CENTRING}:
             positions = self._recentre(positions)
-        self.metric = learn_metric(self.structure, positions)
-        self.gain = learn_gain(self.structure, positions, self.data)
+        local = Linearised.around(self.structure, positions, self.data)
+        self.metric, self.gain = learn_metric(positions, local), self._gain(local)
         self.window = []
         return self._pool(restart=True)
+
+    def _gain(self, local: Linearised) -> FloatArray:
+        """Shift of the residual when the mixture moves; none where it does not."""
+        given = "residual" in self.structure and "weights" not in self.structure
+        return local.gain() if given else self.gain
 
     def _recentre(self, positions: FloatArray) -> FloatArray:
         centring = learn_centring(self.structure, positions, self.data)

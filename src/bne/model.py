@@ -54,6 +54,7 @@ __all__ = [
     "coefficients",
     "evaluate_fields",
     "helmert",
+    "information",
     "log_density",
     "log_prior_sd",
     "mixture_of",
@@ -306,6 +307,38 @@ def log_density(structure: Structure, position: Any, data: ModelData, mixture: A
     else:
         log_likelihood = jnp.sum(normal_logpdf(residual, log_scale))
     return log_likelihood + log_prior + _log_hyperprior(structure, position, data)
+
+
+def information(
+    structure: Structure, position: Any, fields: dict[str, Any], data: ModelData
+) -> dict[str, Any]:
+    r"""Fisher information (copies, n) of every site about each of its fields.
+
+    As if the noise were normal with the variance :math:`v = \sigma^2 s^2 + \lambda^2`: that of the
+    residual is :math:`1/v`, of the contrasts
+    :math:`(\partial\sum_k f_k\omega_k/\partial v_j)^2/v`, of log s
+    :math:`2(\sigma^2s^2/v)^2`, and of :math:`\log\lambda`, which also moves the mean,
+    :math:`\lambda^2/v + 2(\lambda^2/v)^2`.
+    """
+    zero = jnp.zeros(len(data.response), position.dtype)
+    scale = fields["log_scale"][0] if "log_scale" in structure else zero
+    normal = jnp.exp(2.0 * (structure.log_sigma(position) + scale))
+    skewed = zero
+    if "log_skew" in structure:
+        skewed = jnp.exp(2.0 * (data.log_skew_mean + fields["log_skew"][0]))
+    variance = normal + skewed
+    found = {
+        "residual": (1.0 / variance)[None],
+        "log_scale": 2.0 * ((normal / variance) ** 2)[None],
+        "log_skew": (skewed / variance + 2.0 * (skewed / variance) ** 2)[None],
+    }
+    if "weights" in structure:
+        omega = softmax_weights(fields["weights"], structure.n_models)
+        mixture = jnp.sum(data.base.T * omega, axis=0)
+        by_score = omega * (data.base.T - mixture)
+        slopes = jnp.tensordot(jnp.asarray(helmert(structure.n_models).T), by_score, 1)
+        found["weights"] = slopes**2 / variance
+    return {name: found[name] for name in structure.names}
 
 
 def sample_prior(
