@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from bne import inference, model
+from bne import inference, model, starts
 from bne._convergence import ess_bulk, rhat
 from bne.noise import emg_logpdf, normal_logpdf
 
@@ -193,7 +193,7 @@ def _run(
         structure,
         data,
         problem.mixture[None],
-        inference.overdispersed(start, structure),
+        starts.overdispersed(start, structure),
         settings,
         int(rng.integers(2**31)),
     )

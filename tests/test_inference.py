@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from bne import hmc, inference, model
+from bne import hmc, inference, model, starts
 from bne._convergence import ess_bulk
-from bne.adaptation import Linearised, first_metric, learn_metric
+from bne.adaptation import Linearised, dense_part, first_metric, learn_metric
 from bne.inference import Draws, Settings
 from bne.kernels import Kernel
 from bne.priors import half_normal, inverse_gamma, inverse_gamma_between, log_normal
@@ -26,15 +26,15 @@ FloatArray = NDArray[np.float64]
 BRIEF = Settings(chains=4, draws=30, warmup=160, thin=2)
 
 
-def starts(structure, data, chains, seed=0):
+def dispersed(structure, data, chains, seed=0):
     data = data.non_centred(structure)
     with jax.enable_x64(True):
         prior = model.sample_prior(structure, data, np.random.default_rng(seed), chains)
-    return inference.overdispersed(prior, structure)
+    return starts.overdispersed(prior, structure)
 
 
 def run(structure, data, mixtures, settings=BRIEF, seed=1) -> Draws:
-    start = starts(structure, data, settings.chains)
+    start = dispersed(structure, data, settings.chains)
     return inference.sample(structure, data, mixtures, start, settings, seed)
 
 
@@ -323,14 +323,11 @@ def test_a_metric_is_learned_from_draws_that_hardly_moved():
     direction = np.exp(3.0 * rng.standard_normal(structure.dimension))
     direction[5:9] = 0.0
     positions = rng.standard_normal((20, 1)) * direction
-    x = np.linspace(0.0, 10.0, 20)[:, None]
-    effects = 3.0 * np.cos(x * np.arange(50))
-    local = Linearised(
-        structure,
-        {"residual": effects},
-        {"residual": np.ones(50)},
-        {"residual": np.full((1, 20), 1e4)},
-    )
+    index = dense_part(structure)
+    waves = np.cos(np.linspace(0.0, 10.0, 20)[:, None] * np.arange(len(index)))
+    precision = 1e4 * waves.T @ waves + np.eye(len(index))
+    spread = np.ones(structure.dimension)
+    local = Linearised(structure, index, precision, spread, {}, waves.T)
     for found in (learn_metric(positions, local), first_metric(local)):
         unit = found.momentum @ found.block @ found.momentum.T
         np.testing.assert_allclose(unit, np.eye(len(found.block)), atol=1e-6)

@@ -23,24 +23,24 @@ from bne.model import (
     ModelData,
     Structure,
     coefficients,
-    evaluate_fields,
     information,
     log_prior_sd,
+    site_laws,
 )
 
 __all__ = [
     "DENSE_LIMIT",
     "Linearised",
+    "dense_part",
     "first_metric",
     "gammas",
-    "learn_centring",
     "learn_metric",
     "recentre",
 ]
 
 FloatArray = NDArray[np.float64]
-DENSE_LIMIT = 1200
-_HYPER_VARIANCE = 0.1
+DENSE_LIMIT = 1500
+_HYPER_SD = 0.3
 _NEGLIGIBLE = 0.05
 _LEAST_SHRINKAGE = 1e-4  # keeps the condition number of a correlation matrix below P * 1e4
 
@@ -57,21 +57,6 @@ def gammas(
         return found, spread
 
     return jax.vmap(one)(positions)
-
-
-def learn_centring(
-    structure: Structure, positions: FloatArray, data: ModelData
-) -> dict[str, Centring]:
-    """Centre each coefficient by the share of its prior variance that the data explain."""
-    found, spread = gammas(structure, positions, data)
-    centring = {}
-    for process in structure.processes:
-        log_sd = np.asarray(spread[process.name])
-        explained = np.asarray(found[process.name]).var(axis=0).mean(axis=0)
-        share = np.clip(1.0 - explained / np.exp(2.0 * log_sd).mean(axis=0), 0.0, 1.0)
-        share[share < _NEGLIGIBLE] = 0.0
-        centring[process.name] = Centring(share, log_sd.mean(axis=0))
-    return centring
 
 
 def recentre(
@@ -93,71 +78,93 @@ def recentre(
 
 @dataclass(frozen=True)
 class Linearised:
-    """The model as if it were linear and Gaussian, around the median of some positions.
+    r"""The model as if it were linear and Gaussian, around the median of some positions.
+
+    The precision of the parameters that the data inform most is :math:`\sum_c J_c^TW_cJ_c + S^{-1}`
+    (Gauss and Newton), with the slopes :math:`J_c` of mean, log scale and log skewness at the
+    sites, the Fisher information :math:`W_c` of the sites about them, and prior variances *S*.
 
     Parameters
     ----------
     structure : Structure
-    effects : per process (n, size) columns, the field that one prior sd of a coefficient adds.
-    units : per process (size,) prior sds of z.
-    information : per process (copies, n) Fisher information of the sites about the field.
+    index : (I,) where these parameters stand in a position.
+    precision : (I, I)
+    spread : (P,) prior sds of all parameters, hyperparameters taken to be known better than so.
+    log_sd : per process (size,) log prior sds of the coefficients.
+    pull : (I, n) :math:`J^TW` of the mean, from a change of the data.
     """
 
     structure: Structure
-    effects: dict[str, FloatArray]
-    units: dict[str, FloatArray]
-    information: dict[str, FloatArray]
+    index: NDArray[np.int64]
+    precision: FloatArray
+    spread: FloatArray
+    log_sd: dict[str, FloatArray]
+    pull: FloatArray
 
     @staticmethod
-    def around(structure: Structure, positions: FloatArray, data: ModelData) -> Linearised:
-        """Linearise at the median of positions (N, P)."""
-        found = _linearised(structure, jnp.asarray(np.median(positions, axis=0)), data)
-        return Linearised(structure, *jax.tree.map(np.asarray, found))
+    def around(
+        structure: Structure, positions: FloatArray, data: ModelData, mixture: FloatArray
+    ) -> Linearised:
+        """Linearise at the median of positions (N, P), given a mixture (n,)."""
+        index = dense_part(structure)
+        centre = jnp.asarray(np.median(positions, axis=0))
+        slopes, information = (
+            np.asarray(found) for found in _slopes(structure, index, centre, data, mixture)
+        )
+        spread, log_sd = np.ones(structure.dimension), {}
+        spread[: structure.n_hyper] = _HYPER_SD
+        for process in structure.processes:
+            log_sd[process.name] = np.asarray(log_prior_sd(structure, centre, data, process))
+            unit = np.exp(data.centring[process.name].log_spread(log_sd[process.name], np))
+            spread[structure.blocks()[process.name]] = np.tile(unit, process.copies)
+        weighted = slopes * information[:, None, :]
+        precision = sum(w @ slope.T for w, slope in zip(weighted, slopes, strict=True))
+        precision[np.diag_indices(len(index))] += spread[index] ** -2
+        return Linearised(structure, index, precision, spread, log_sd, weighted[0])
 
     @cached_property
-    def covariances(self) -> dict[str, list[FloatArray]]:
-        r"""Posterior covariance (size, size) of z, per process and copy.
-
-        :math:`U (H^T W H + I)^{-1} U` with the effects *H*, information *W* and units *U*.
-        """
-        return {
-            p.name: [
-                self.units[p.name][:, None]
-                * _inverse(self.effects[p.name], row)
-                * self.units[p.name]
-                for row in self.information[p.name]
-            ]
-            for p in self.structure.processes
-        }
+    def covariance(self) -> FloatArray:
+        """Posterior covariance (I, I)."""
+        return _inverse(self.precision)
 
     def variances(self) -> FloatArray:
-        """Posterior variances (P,), with hyperparameters taken to be known better than not."""
-        n_hyper, n_trend = self.structure.n_hyper, self.structure.n_trend
-        parts = [np.full(n_hyper, _HYPER_VARIANCE), np.ones(n_trend)]
-        parts += [np.diag(block) for blocks in self.covariances.values() for block in blocks]
-        return np.concatenate(parts)
+        """Posterior variances (P,); prior ones where the metric is not dense."""
+        found = self.spread**2
+        found[self.index] = np.diag(self.covariance)
+        return found
 
-    def covariance(self, index: NDArray[np.int64]) -> FloatArray:
-        """Posterior covariance of some coordinates, uncorrelated where it is not known."""
-        matrix = np.diag(self.variances()[index])
-        start = self.structure.n_hyper + self.structure.n_trend
-        for block in (block for blocks in self.covariances.values() for block in blocks):
-            here = np.flatnonzero((index >= start) & (index < start + len(block)))
-            chosen = index[here] - start
-            matrix[np.ix_(here, here)] = block[np.ix_(chosen, chosen)]
-            start += len(block)
-        return matrix
+    def centring(self) -> dict[str, Centring]:
+        r"""Centre a coefficient where its precision comes from the data rather than the prior.
+
+        That given all other parameters: with many coefficients, each by itself may remain uncertain
+        in a field that is known well, and were it not centred, the hyperparameters could hardly
+        move. With the ratio *q* of the two precisions the share is :math:`q^3/(1 + q^3)`.
+        """
+        share = np.zeros(self.structure.dimension)
+        ratio = np.diag(self.precision) * self.spread[self.index] ** 2 - 1.0
+        share[self.index] = 1.0 - 1.0 / (1.0 + np.maximum(ratio, 0.0) ** 3)
+        share[share < _NEGLIGIBLE] = 0.0
+        return {
+            p.name: Centring(
+                share[self.structure.blocks()[p.name]].reshape(p.copies, p.size).mean(axis=0),
+                self.log_sd[p.name],
+            )
+            for p in self.structure.processes
+        }
 
     def gain(self) -> FloatArray:
         r"""Matrix (m, n) from a change of the data to the change of the residual's coefficients z.
 
-        The posterior mean :math:`U (H^T W H + I)^{-1} H^T W` of the linear-Gaussian model, in the
-        units of z. Being a shift of z, it stays moderate for every chain: each coefficient moves
-        in proportion to its own prior sd.
+        The posterior mean :math:`\Sigma J^TW` given all other parameters. Being a shift of z, it
+        stays moderate for every chain: each coefficient moves in proportion to its own prior sd.
         """
-        effects, (information,) = self.effects["residual"], self.information["residual"]
-        posterior = self.covariances["residual"][0] / self.units["residual"]
-        return np.asarray(posterior @ (effects.T * information))
+        block = self.structure.blocks()["residual"]
+        here = np.flatnonzero((self.index >= block.start) & (self.index < block.stop))
+        found = np.zeros((block.stop - block.start, self.pull.shape[1]))
+        found[self.index[here] - block.start] = (
+            _inverse(self.precision[np.ix_(here, here)]) @ self.pull[here]
+        )
+        return found
 
 
 def learn_metric(positions: FloatArray, local: Linearised) -> Metric:
@@ -165,37 +172,43 @@ def learn_metric(positions: FloatArray, local: Linearised) -> Metric:
 
     In the coordinates that would be independent under the latter, correlations of the draws are
     shrunk to zero (Ledoit and Wolf, 2004) and few draws hardly move the variances from one. The
-    metric is dense on the coordinates that the data inform most, diagonal elsewhere.
+    metric is diagonal outside `dense_part`.
     """
-    index = dense_part(local)
-    root = np.linalg.cholesky(local.covariance(index))
+    root = np.linalg.cholesky(local.covariance)
     centred = positions - positions.mean(axis=0)
-    white = linalg.solve_triangular(root, centred[:, index].T, lower=True).T
+    white = linalg.solve_triangular(root, centred[:, local.index].T, lower=True).T
     count, raw = len(positions), white.var(axis=0)
     own = np.sqrt(np.where(raw > 0.0, raw, 1.0))
     estimated = 2.0 * float(ledoit_wolf_shrinkage(white / own, assume_centered=True))
     shrinkage = min(max(estimated, _LEAST_SHRINKAGE), 1.0)
     correlation = (1.0 - shrinkage) * ((white / own).T @ (white / own)) / count
-    correlation[np.diag_indices(len(index))] = 1.0
+    correlation[np.diag_indices(len(own))] = 1.0
     scale = np.sqrt(_steadied(raw, np.minimum(raw.mean(), 1.0), count))
     factor = root @ (scale * np.linalg.cholesky(correlation).T).T
     diagonal = _steadied(positions.var(axis=0), local.variances(), count)
-    return metric(np.asarray(factor), index, diagonal)
+    return metric(np.asarray(factor), local.index, diagonal)
 
 
 def first_metric(local: Linearised) -> Metric:
     """Metric before any draw: that of the linearised model."""
-    index = dense_part(local)
-    factor = np.asarray(np.linalg.cholesky(local.covariance(index)))
-    return metric(factor, index, local.variances())
+    factor = np.asarray(np.linalg.cholesky(local.covariance))
+    return metric(factor, local.index, local.variances())
 
 
-def dense_part(local: Linearised) -> NDArray[np.int64]:
-    """Coordinates on which the metric is dense, in order: at most `DENSE_LIMIT`."""
-    structure = local.structure
-    rank = local.variances()
-    rank[: structure.n_hyper + structure.n_trend] = -1.0
-    return np.sort(np.argsort(rank, kind="stable")[:DENSE_LIMIT])
+def dense_part(structure: Structure) -> NDArray[np.int64]:
+    """Parameters on which the metric is dense: all, or as many as `DENSE_LIMIT`.
+
+    Of the coefficients the first of every process, which are its slowest waves.
+    """
+    free = DENSE_LIMIT - structure.n_hyper - structure.n_trend
+    total = sum(p.copies * p.size for p in structure.processes)
+    share = min(1.0, free / max(total, 1))
+    kept = [np.arange(structure.n_hyper + structure.n_trend)]
+    for process in structure.processes:
+        start = structure.blocks()[process.name].start
+        first = start + np.arange(process.copies) * process.size
+        kept += [np.arange(f, f + int(share * process.size)) for f in first]
+    return np.concatenate(kept)
 
 
 def _steadied(variance: FloatArray, expected: Any, count: int) -> FloatArray:
@@ -203,23 +216,21 @@ def _steadied(variance: FloatArray, expected: Any, count: int) -> FloatArray:
     return np.asarray((count * variance + 5.0 * expected) / (count + 5.0))
 
 
-def _inverse(effects: FloatArray, information: FloatArray) -> FloatArray:
-    precision = (effects.T * information) @ effects + np.eye(effects.shape[1])
+def _inverse(precision: FloatArray) -> FloatArray:
     factor = linalg.cho_factor(precision, lower=True, check_finite=False)
     return np.asarray(linalg.cho_solve(factor, np.eye(len(precision)), check_finite=False))
 
 
 @partial(jax.jit, static_argnames=("structure",))
-def _linearised(
-    structure: Structure, position: Any, data: ModelData
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Effects, units and information of every process, at one position."""
-    fields, _ = evaluate_fields(structure, position, data)
-    effects, units = {}, {}
-    for process in structure.processes:
-        log_l = structure.log_lengthscale(position, process.name)
-        log_sd = log_prior_sd(structure, position, data, process)
-        columns = data.representation.columns(data.features, log_l, process.size)
-        effects[process.name] = columns * jnp.exp(log_sd)
-        units[process.name] = jnp.exp(data.centring[process.name].log_spread(log_sd))
-    return effects, units, information(structure, position, fields, data)
+def _slopes(
+    structure: Structure, index: Any, position: Any, data: ModelData, mixture: Any
+) -> tuple[Any, Any]:
+    """Slopes (3, I, n) of mean, log scale and log skewness, and the information (3, n) on them."""
+
+    def moments(position: Any) -> Any:
+        return jnp.stack(site_laws(structure, position, data, mixture)[0])
+
+    directions = jnp.zeros((len(index), len(position))).at[jnp.arange(len(index)), index].set(1.0)
+    slopes = jax.vmap(lambda d: jax.jvp(moments, (position,), (d,))[1], out_axes=1)(directions)
+    _, log_scale, log_skew = moments(position)
+    return slopes, jnp.stack(information(log_scale, log_skew, "log_skew" in structure))

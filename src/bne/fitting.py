@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bne.checkpoint import Checkpoint
-from bne.inference import Draws, Settings, overdispersed, sample, warm_start
+from bne.inference import Draws, Settings, sample
 from bne.model import ModelData, sample_prior, softmax_weights
 from bne.problem import Problem
+from bne.starts import around_the_peak, overdispersed, warm_start
 
 __all__ = ["StepProgress", "fit_steps", "mixtures_of", "site_values"]
 
@@ -159,10 +160,13 @@ def _given_mixtures(problem: Problem, done: dict[str, Draws]) -> FloatArray:
 def _start(
     problem: Problem, step: str, done: dict[str, Draws], settings: Settings, seed: int
 ) -> FloatArray:
-    """Dispersed over the prior, but for what an earlier step knows."""
+    """Dispersed over the prior, but for what is known from the evidence or an earlier step."""
     structure, data = problem.structures()[step], problem.data
     data = data.non_centred(structure)
     rng = np.random.default_rng([seed, 2])
+    if step == "residual":
+        mixture = _given_mixtures(problem, done).mean(axis=0)
+        return around_the_peak(structure, data, mixture, settings.chains, rng)
     with jax.enable_x64(True):
         start = overdispersed(sample_prior(structure, data, rng, settings.chains), structure)
     if step == "full" and "residual" in done:

@@ -21,15 +21,14 @@ from bne.adaptation import (
     Linearised,
     first_metric,
     gammas,
-    learn_centring,
     learn_metric,
     recentre,
 )
 from bne.hmc import Control, Metric, Plan, Record, Shard, advance
-from bne.model import Centring, ModelData, Structure, log_prior_sd
+from bne.model import Centring, ModelData, Structure
 from bne.site_processes import Dual, Exact
 
-__all__ = ["Draws", "Sampler", "Settings", "overdispersed", "sample", "warm_start"]
+__all__ = ["Draws", "Sampler", "Settings", "sample"]
 
 FloatArray = NDArray[np.float64]
 Progress = Callable[[int, int], None]
@@ -213,7 +212,9 @@ class Sampler:
         """Set up a run; the parameters are those of `sample`."""
         with jax.enable_x64(True):
             run = Sampler(structure, data.non_centred(structure), mixtures, settings, seed)
-            local = Linearised.around(structure, start, run.data)
+            local = run._linearised(start)
+            start, run.data = recentre(structure, start, run.data, local.centring())
+            local = run._linearised(start)
             run.metric, run.gain = first_metric(local), run._gain(local)
         run.shard_size = size = settings.shard_size(data)
         first_rows = run._rows(0)[0]
@@ -363,10 +364,14 @@ class Sampler:
         positions = recent.reshape(-1, self.structure.dimension)
         if self.block in {max(1, round(share * total)) for share in _ADAPT_CENTRING}:
             positions = self._recentre(positions)
-        local = Linearised.around(self.structure, positions, self.data)
+        local = self._linearised(positions)
         self.metric, self.gain = learn_metric(positions, local), self._gain(local)
         self.window = []
         return self._pool(restart=True)
+
+    def _linearised(self, positions: FloatArray) -> Linearised:
+        mixture = self.mixtures.mean(axis=0)
+        return Linearised.around(self.structure, positions, self.data, mixture)
 
     def _gain(self, local: Linearised) -> FloatArray:
         """Shift of the residual when the mixture moves; none where it does not."""
@@ -374,7 +379,7 @@ class Sampler:
         return local.gain() if given else self.gain
 
     def _recentre(self, positions: FloatArray) -> FloatArray:
-        centring = learn_centring(self.structure, positions, self.data)
+        centring = self._linearised(positions).centring()
         last = np.concatenate([shard.position for shard in self.shards])
         last, _ = recentre(self.structure, last, self.data, centring)
         positions, self.data = recentre(self.structure, positions, self.data, centring)
@@ -426,38 +431,3 @@ def _shard(position: FloatArray, row: NDArray[np.int32], log_step: float) -> Sha
     zero = np.zeros(())
     size, anchor = np.asarray(log_step), np.asarray(log_step + np.log(2.0))
     return Shard(position, row, size, size, zero, anchor, zero)
-
-
-def overdispersed(positions: FloatArray, structure: Structure) -> FloatArray:
-    """Starting points from prior draws, their hyperparameters drawn towards the middle."""
-    start = positions.copy()
-    hyper = start[:, : structure.n_hyper]
-    middle = np.median(hyper, axis=0)
-    start[:, : structure.n_hyper] = middle + 0.5 * (hyper - middle)
-    return start
-
-
-def warm_start(
-    structure: Structure, data: ModelData, draws: Draws, start: FloatArray
-) -> FloatArray:
-    """Put the last draws of an earlier step into `start` (chains, P), where both know a term.
-
-    Chain c continues chain c of `draws` (cyclically); both are non-centred.
-    """
-    moved, earlier = start.copy(), draws.structure
-    chains = np.arange(len(start)) % draws.n_chains
-    for i, name in enumerate(structure.hyperparameters):
-        if name in earlier.hyperparameters:
-            moved[:, i] = draws.value(name)[chains, -1]
-    if structure.n_trend == earlier.n_trend:
-        moved[:, structure.n_hyper : structure.n_hyper + structure.n_trend] = draws.trend[
-            chains, -1
-        ]
-    for process in structure.processes:
-        if process in earlier.processes:
-            gamma = draws.gamma[process.name][chains, -1]
-            with jax.enable_x64(True):
-                sd = np.exp([log_prior_sd(structure, row, data, process) for row in moved])
-            block = structure.blocks()[process.name]
-            moved[:, block] = (gamma / sd[:, None, :]).reshape(len(moved), -1)
-    return moved

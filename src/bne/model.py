@@ -56,15 +56,17 @@ __all__ = [
     "helmert",
     "information",
     "log_density",
+    "log_hyperprior",
     "log_prior_sd",
     "mixture_of",
     "sample_prior",
+    "site_laws",
     "softmax_weights",
 ]
 
 FloatArray = NDArray[np.float64]
 MU_LAMBDA = -3.0
-_FLOOR = 1.0  # how far below its reference a process is centred, in log sd
+_FLOOR = 3.0  # how far below its reference a process is centred, in log sd
 PROCESSES = ("weights", "residual", "log_scale", "log_skew")
 
 
@@ -290,55 +292,60 @@ def log_density(structure: Structure, position: Any, data: ModelData, mixture: A
     mixture : (n,)
         The mixture at the sites; not used where the structure samples the weights.
     """
-    fields, log_prior = evaluate_fields(structure, position, data)
-    residual = data.response - mixture_of(structure, fields, data, mixture)
-    if structure.n_trend:
-        beta = structure.trend(position)
-        residual = residual - data.trend @ beta
-        log_prior = log_prior - 0.5 * jnp.sum(beta**2)
-    if "residual" in structure:
-        residual = residual - fields["residual"][0]
-    log_scale = structure.log_sigma(position)
-    if "log_scale" in structure:
-        log_scale = log_scale + fields["log_scale"][0]
+    (location, log_scale, log_skew), log_prior = site_laws(structure, position, data, mixture)
+    residual = data.response - location
     if "log_skew" in structure:
-        log_skew = data.log_skew_mean + fields["log_skew"][0]
         log_likelihood = jnp.sum(emg_logpdf(residual, log_scale, log_skew))
     else:
         log_likelihood = jnp.sum(normal_logpdf(residual, log_scale))
-    return log_likelihood + log_prior + _log_hyperprior(structure, position, data)
+    return log_likelihood + log_prior + log_hyperprior(structure, position, data)
 
 
-def information(
-    structure: Structure, position: Any, fields: dict[str, Any], data: ModelData
-) -> dict[str, Any]:
-    r"""Fisher information (copies, n) of every site about each of its fields.
+def site_laws(
+    structure: Structure, position: Any, data: ModelData, mixture: Any
+) -> tuple[tuple[Any, Any, Any], Any]:
+    r"""Location, :math:`\log\sigma s` and :math:`\log\lambda` (n,) at the sites.
 
-    As if the noise were normal with the variance :math:`v = \sigma^2 s^2 + \lambda^2`: that of the
-    residual is :math:`1/v`, of the contrasts
-    :math:`(\partial\sum_k f_k\omega_k/\partial v_j)^2/v`, of log s
-    :math:`2(\sigma^2s^2/v)^2`, and of :math:`\log\lambda`, which also moves the mean,
-    :math:`\lambda^2/v + 2(\lambda^2/v)^2`.
+    And the log prior density of everything but the hyperparameters. Without skewness the third is
+    its prior mean.
     """
-    zero = jnp.zeros(len(data.response), position.dtype)
-    scale = fields["log_scale"][0] if "log_scale" in structure else zero
-    normal = jnp.exp(2.0 * (structure.log_sigma(position) + scale))
-    skewed = zero
+    fields, log_prior = evaluate_fields(structure, position, data)
+    location = mixture_of(structure, fields, data, mixture)
+    if structure.n_trend:
+        beta = structure.trend(position)
+        location = location + data.trend @ beta
+        log_prior = log_prior - 0.5 * jnp.sum(beta**2)
+    if "residual" in structure:
+        location = location + fields["residual"][0]
+    log_scale = structure.log_sigma(position) + jnp.zeros(len(data.response), position.dtype)
+    if "log_scale" in structure:
+        log_scale = log_scale + fields["log_scale"][0]
+    log_skew = data.log_skew_mean + jnp.zeros_like(log_scale)
     if "log_skew" in structure:
-        skewed = jnp.exp(2.0 * (data.log_skew_mean + fields["log_skew"][0]))
-    variance = normal + skewed
-    found = {
-        "residual": (1.0 / variance)[None],
-        "log_scale": 2.0 * ((normal / variance) ** 2)[None],
-        "log_skew": (skewed / variance + 2.0 * (skewed / variance) ** 2)[None],
-    }
-    if "weights" in structure:
-        omega = softmax_weights(fields["weights"], structure.n_models)
-        mixture = jnp.sum(data.base.T * omega, axis=0)
-        by_score = omega * (data.base.T - mixture)
-        slopes = jnp.tensordot(jnp.asarray(helmert(structure.n_models).T), by_score, 1)
-        found["weights"] = slopes**2 / variance
-    return {name: found[name] for name in structure.names}
+        log_skew = log_skew + fields["log_skew"][0]
+    return (location, log_scale, log_skew), log_prior
+
+
+def log_hyperprior(structure: Structure, position: Any, data: ModelData) -> Any:
+    """Log prior density of the hyperparameters of a position, up to a constant."""
+    return sum(
+        data.priors[name.removeprefix("log_")].log_density(position[i])
+        for i, name in enumerate(structure.hyperparameters)
+    )
+
+
+def information(log_scale: Any, log_skew: Any, skewed: bool) -> tuple[Any, Any, Any]:
+    r"""Fisher information (n,) of every site about mean, log scale and log skewness.
+
+    As if the noise were normal with the variance :math:`v = \sigma^2 s^2 + \lambda^2`:
+    :math:`1/v`, :math:`2(\sigma^2s^2/v)^2`, and :math:`\lambda^2/v + 2(\lambda^2/v)^2`, as
+    :math:`\lambda` also moves the mean.
+    """
+    normal = jnp.exp(2.0 * log_scale)
+    exponential = jnp.exp(2.0 * log_skew) if skewed else 0.0 * normal
+    variance = normal + exponential
+    share = exponential / variance
+    return 1.0 / variance, 2.0 * (normal / variance) ** 2, share + 2.0 * share**2
 
 
 def sample_prior(
@@ -357,10 +364,3 @@ def sample_prior(
             spread = np.exp(np.asarray(data.centring[process.name].log_spread(log_sd)))
             position[structure.blocks()[process.name]] *= np.tile(spread, process.copies)
     return positions
-
-
-def _log_hyperprior(structure: Structure, position: Any, data: ModelData) -> Any:
-    return sum(
-        data.priors[name.removeprefix("log_")].log_density(position[i])
-        for i, name in enumerate(structure.hyperparameters)
-    )

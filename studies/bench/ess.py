@@ -45,7 +45,7 @@ def run_bne(problem: Problem, seed: int) -> Run:
     """
     import jax
 
-    from bne import inference, model
+    from bne import inference, model, starts
 
     jax.config.update("jax_enable_x64", True)
     structure, data = problem.structure(), problem.data()
@@ -55,7 +55,7 @@ def run_bne(problem: Problem, seed: int) -> Run:
         begin, begin_cpu = time.perf_counter(), time.process_time()
         rng = np.random.default_rng(seed)
         prior = model.sample_prior(structure, data, rng, settings.chains)
-        start = inference.overdispersed(prior, structure)
+        start = starts.overdispersed(prior, structure)
         found = inference.sample(structure, data, problem.mixture[None], start, settings, seed)
         return found, time.perf_counter() - begin, time.process_time() - begin_cpu
 
