@@ -262,6 +262,7 @@ def test_foreign_fits_are_refused(folder, capsys, command, content):
 
 def test_fit_passes_its_options_on(folder, capsys, built):
     options = "--prior-mean linear --priors paper --gp rff --strategy joint --inference fast "
+    options += "--target-accept 0.9 "
     options += (
         "--chains 2 --draws 30 --seed 7 --crs EPSG:4326 --domain sites.csv --checkpoint run.ckpt"
     )
@@ -285,6 +286,7 @@ def test_fit_passes_its_options_on(folder, capsys, built):
         "inference": "fast",
         "chains": 2,
         "draws": 30,
+        "target_accept": 0.9,
         "crs": "EPSG:4326",
         "random_state": 7,
     }

@@ -281,13 +281,19 @@ class TestCentring:
             other, log_jacobian = q.copy(), 0.0
             for p in structure.processes:
                 share, reference = moved.centring[p.name]
-                log_spread = share * (np.asarray(log_prior_sd(structure, q, plain, p)) - reference)
+                u = np.asarray(log_prior_sd(structure, q, plain, p)) - reference
+                log_spread = 0.5 * share * (u - 1.0 + np.hypot(u + 1.0, 1.0))
                 other[structure.blocks()[p.name]] *= np.tile(np.exp(log_spread), p.copies)
                 log_jacobian -= p.copies * log_spread.sum()
                 gamma, _ = coefficients(structure, q, plain, p)
                 same, _ = coefficients(structure, other, moved, p)
                 np.testing.assert_allclose(same, gamma, rtol=1e-10)
             assert float(f_moved(other)) == pytest.approx(float(f_plain(q)) + log_jacobian)
+
+    def test_follows_the_prior_upwards_and_levels_off_downwards(self) -> None:
+        spread = Centring(np.array([1.0, 0.5, 0.0]), np.zeros(3)).log_spread
+        np.testing.assert_allclose(spread(20.0, np), [20.0, 10.0, 0.0], rtol=2e-3)
+        np.testing.assert_allclose(spread(-20.0, np), [-1.0, -0.5, 0.0], atol=0.02)
 
     def test_leaves_the_law_of_the_coefficients(self) -> None:
         structure = structure_of(("residual",))

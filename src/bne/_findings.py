@@ -35,7 +35,7 @@ _FEW_CHAINS = 6  # chains that a sentence names one by one
 
 _MORE_DRAWS = "take more draws (draws=), so that every chain runs longer"
 _MORE_CHAINS = "run at least four chains (chains=4)"
-_SMALLER_STEPS = "raise target_accept (to 0.95, then 0.99), so that the sampler takes smaller steps"
+_SMALLER_STEPS = "raise target_accept (to 0.9, then 0.95), so that the sampler takes smaller steps"
 _OTHER_SEED = "start again with another seed (random_state=)"
 _JOIN_MODES = (
     "more draws will not join the modes: leave out base models that are nearly alike, or run more "

@@ -66,7 +66,7 @@ __all__ = [
 
 FloatArray = NDArray[np.float64]
 MU_LAMBDA = -3.0
-_FLOOR = 3.0  # how far below its reference a process is centred, in log sd
+_FLOOR = 1.0  # how far below its reference a process is centred, in log sd
 PROCESSES = ("weights", "residual", "log_scale", "log_skew")
 
 

@@ -73,6 +73,7 @@ def build_model(arguments: argparse.Namespace, **more: Any) -> Any:
         inference=arguments.inference,
         chains=arguments.chains,
         draws=arguments.draws,
+        target_accept=arguments.target_accept,
         crs=arguments.crs,
         random_state=arguments.seed,
         **switches,

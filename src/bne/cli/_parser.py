@@ -175,6 +175,14 @@ def _add_fit(commands: Any) -> None:
         default="mcmc",
         help="sampling, or an approximation (%(default)s)",
     )
+    add(
+        "--target-accept",
+        type=_share,
+        default=0.8,
+        metavar="P",
+        help="acceptance that the step size aims at; raise it should transitions diverge "
+        "(%(default)s)",
+    )
     add("--crs", help="coordinate reference system, such as EPSG:5070")
     add(
         "--domain",
@@ -254,6 +262,13 @@ def _number(text: str) -> float:
     value = _parse(float, text, text, "a number")
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
+    return value
+
+
+def _share(text: str) -> float:
+    value = _parse(float, text, text, "a number")
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and 1")
     return value
 
 
