@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
+from threadpoolctl import threadpool_limits
 
 from bne._mixture import LANES, Tile
 from bne._quantiles import half_spread, quantiles
@@ -456,7 +457,11 @@ class PredictiveLaw:
     def _over_chunks(self, piece: Callable[[slice], Any]) -> list[Any]:
         starts = range(0, self.n_sites, self.chunk)
         chunks = [slice(start, min(start + self.chunk, self.n_sites)) for start in starts]
-        with ThreadPoolExecutor(min(os.cpu_count() or 1, len(chunks))) as pool:
+        # Chunks run side by side, so that the products of each belong on one thread.
+        with (
+            threadpool_limits(1, user_api="blas"),
+            ThreadPoolExecutor(min(os.cpu_count() or 1, len(chunks))) as pool,
+        ):
             return list(pool.map(piece, chunks))
 
     def _over_tiles(
