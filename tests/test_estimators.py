@@ -90,6 +90,14 @@ def test_the_law_agrees_with_the_calls_of_the_estimator(model, sites):
     assert (law.crps(21.0) > 0).all()
 
 
+def test_a_law_stays_what_it_is_when_the_model_is_fitted_again(table, sites):
+    model = make_model(bne.BMA).fit(table, table["y"])
+    law, before = model.predict_proba(sites), model.predict(sites)
+    model.fit(table, table["y"] + 1.0)
+    np.testing.assert_array_equal(law.mean(), before)
+    assert not np.allclose(model.predict(sites), before)
+
+
 def test_a_summary_says_what_the_single_calls_say(model, sites):
     summary = model.summary(sites, alpha=[0.1, 0.5], threshold=21.0)
     np.testing.assert_allclose(summary["mean"], model.predict(sites), rtol=1e-12)

@@ -398,8 +398,10 @@ class Ensemble(RegressorMixin, BaseEstimator):
         coords = self.coordinate_map_.transform(sites.coords)
         self._require_inside(coords, _index(sites))
 
+        posterior = self._posterior  # a law stays what it is when the model is fitted again
+
         def fields(rows: slice) -> FieldDraws:
-            return self._posterior.fields(coords[rows], sites.base[rows])
+            return posterior.fields(coords[rows], sites.base[rows])
 
         index = _index(sites)
         return PredictiveLaw(len(sites), fields, index=index if labelled else None), index
