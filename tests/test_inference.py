@@ -255,17 +255,9 @@ def cut_moments(problem: Regression) -> tuple[FloatArray, FloatArray]:
     return exact.mean.mean(axis=0), np.sqrt(variance)
 
 
-def test_cut_posterior_has_the_total_mean_and_variance():
-    """Given 800 mixtures that spread delta as much as the data leave it uncertain.
-
-    Means within 0.2 sd and sds within 15 % are 5 standard errors of 800 draws, and the 1 or 2 %
-    that three transitions leave of the last mixture.
-    """
-    settings = Settings(chains=4, draws=200, warmup=400, thin=3)
-    problem = regression(800, spread=0.1)
+def assert_cut(problem: Regression, delta: FloatArray) -> None:
+    """Delta (S, n) has the moments of the cut posterior, each row those given its own mixture."""
     mean, sd = cut_moments(problem)
-    draws = run(problem.structure, problem.data, problem.mixtures, settings)
-    delta = residual_at_sites(problem, draws).reshape(800, -1)
     np.testing.assert_allclose((delta.mean(axis=0) - mean) / sd, 0.0, atol=0.2)
     np.testing.assert_allclose(delta.std(axis=0), sd, rtol=0.15)
     own, others = (
@@ -274,6 +266,20 @@ def test_cut_posterior_has_the_total_mean_and_variance():
     )
     assert 0.85 < own < 1.25
     assert others > 1.8, "the test must tell a row from the next one"
+
+
+def test_cut_posterior_has_the_total_mean_and_variance():
+    """Given 800 mixtures that spread delta as much as the data leave it uncertain.
+
+    Means within 0.2 sd and sds within 15 % are 5 standard errors of 800 draws, and the 1 or 2 %
+    that three transitions leave of the last mixture.
+    """
+    settings = Settings(chains=4, draws=200, warmup=400, thin=3)
+    problem = regression(800, spread=0.1)
+    _, sd = cut_moments(problem)
+    draws = run(problem.structure, problem.data, problem.mixtures, settings)
+    delta = residual_at_sites(problem, draws).reshape(800, -1)
+    assert_cut(problem, delta)
     average = problem.mixtures.mean(axis=0, keepdims=True)
     plugged = run(problem.structure, problem.data, average, settings)
     narrow = residual_at_sites(problem, plugged).reshape(800, -1).std(axis=0)

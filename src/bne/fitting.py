@@ -130,7 +130,7 @@ def _fit_step(
 
         count = settings.chains * settings.draws
         return approximate(structure, data, mixtures, count, seed, progress=progress)
-    start = _start(problem, step, done, settings, seed)
+    start = _start(problem, step, done, mixtures, settings, seed)
     state = after_block = None
     if checkpoint is not None:
         state, after_block = checkpoint.state(step), partial(checkpoint.after_block, step)
@@ -158,15 +158,19 @@ def _given_mixtures(problem: Problem, done: dict[str, Draws]) -> FloatArray:
 
 
 def _start(
-    problem: Problem, step: str, done: dict[str, Draws], settings: Settings, seed: int
+    problem: Problem,
+    step: str,
+    done: dict[str, Draws],
+    mixtures: FloatArray,
+    settings: Settings,
+    seed: int,
 ) -> FloatArray:
     """Dispersed over the prior, but for what is known from the evidence or an earlier step."""
     structure, data = problem.structures()[step], problem.data
     data = data.non_centred(structure)
     rng = np.random.default_rng([seed, 2])
     if step == "residual":
-        mixture = _given_mixtures(problem, done).mean(axis=0)
-        return around_the_peak(structure, data, mixture, settings.chains, rng)
+        return around_the_peak(structure, data, mixtures.mean(axis=0), settings.chains, rng)
     with jax.enable_x64(True):
         start = overdispersed(sample_prior(structure, data, rng, settings.chains), structure)
     if step == "full" and "residual" in done:

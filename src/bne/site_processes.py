@@ -48,8 +48,8 @@ class Nodes:
     ) -> Nodes:
         """As few nodes as interpolate `root` (of log l) well, for length-scales in [lower, upper].
 
-        What is compared is the covariance, half way between neighbouring nodes: it is nowhere off
-        by more than the share `error` of the variance.
+        What is compared is the covariance, half way between neighbouring nodes: there it is off by
+        at most the share `error` of the variance, unless that takes more than `_MOST_NODES`.
         """
         nodes = Nodes.of(_FEWEST_NODES, math.log(lower), math.log(upper))
         while len(nodes.positions) < _MOST_NODES and nodes._error(root) > error:
