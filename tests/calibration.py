@@ -206,7 +206,7 @@ def _run(
         (true - flat.mean(axis=0)) / flat.std(axis=0),
         float(np.max(rhat(values))),
         float(np.min(ess_bulk(values))),
-        float(np.mean(draws.stats["diverging"])),
+        float(np.mean(draws.stats.get("diverging", 0.0))),
     )
 
 

@@ -48,7 +48,8 @@ def make_problem(step: str, *, dual: bool = False, necks: bool = False) -> Probl
     chosen = choose("hilbert", kernel, geometry, lengthscales)
     representation, sizes = chosen.representation, chosen.sizes
     if dual:
-        representation = Dual.build(chosen.representation.basis, x, 0.3, 60.0)
+        basis = getattr(representation, "basis", representation)
+        representation = Dual.build(basis, x, 0.3, 60.0)
         sizes = dict.fromkeys(sizes, len(x))
     tame = "log_scale" in STEPS[step] and not necks
     data = ModelData(

@@ -17,14 +17,14 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bne._files import PathLike, atomic_path, check_target, first_line
 from bne.errors import InputError
-from bne.inference import Draws, Sampler, Settings
+from bne.inference import Draws, Settings
 from bne.model import Structure
 from bne.problem import Problem
 
@@ -33,6 +33,14 @@ __all__ = ["Checkpoint"]
 _SECONDS = 5.0
 _FORMAT = "bne-checkpoint-1"
 Arrays = dict[str, NDArray[Any]]
+
+
+class Run(Protocol):
+    """A sampler at work, which can say where it stands."""
+
+    def state(self) -> Arrays:
+        """Return everything that it needs to go on, as plain arrays."""
+        ...
 
 
 class Checkpoint:
@@ -72,7 +80,7 @@ class Checkpoint:
         self._state = {}
         self._write()
 
-    def after_block(self, step: str, sampler: Sampler) -> None:
+    def after_block(self, step: str, sampler: Run) -> None:
         """Write the state of the sampler, now and then."""
         if time.monotonic() - self._written >= _SECONDS:
             self._step, self._state = step, sampler.state()

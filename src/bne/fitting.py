@@ -19,10 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bne.checkpoint import Checkpoint
+from bne.collapsed import sample_collapsed
 from bne.inference import Draws, Settings, sample
 from bne.model import ModelData, sample_prior, softmax_weights
 from bne.problem import Problem
-from bne.starts import around_the_peak, overdispersed, warm_start
+from bne.processes import Fourier
+from bne.starts import overdispersed, warm_start
 
 __all__ = ["StepProgress", "fit_steps", "mixtures_of", "site_values"]
 
@@ -130,21 +132,15 @@ def _fit_step(
 
         count = settings.chains * settings.draws
         return approximate(structure, data, mixtures, count, seed, progress=progress)
-    start = _start(problem, step, done, mixtures, settings, seed)
-    state = after_block = None
+    hooks: dict[str, Any] = {"progress": progress}
     if checkpoint is not None:
-        state, after_block = checkpoint.state(step), partial(checkpoint.after_block, step)
-    return sample(
-        structure,
-        data,
-        mixtures,
-        start,
-        settings,
-        seed,
-        progress=progress,
-        state=state,
-        after_block=after_block,
-    )
+        hooks["state"] = checkpoint.state(step)
+        hooks["after_block"] = partial(checkpoint.after_block, step)
+    if step == "residual" and not isinstance(data.representation, Fourier):
+        # (the evidence under random features is too rough in the length-scale)
+        return sample_collapsed(structure, data, mixtures, settings, seed, **hooks)
+    start = _start(problem, step, done, settings, seed)
+    return sample(structure, data, mixtures, start, settings, seed, **hooks)
 
 
 def _given_mixtures(problem: Problem, done: dict[str, Draws]) -> FloatArray:
@@ -158,19 +154,12 @@ def _given_mixtures(problem: Problem, done: dict[str, Draws]) -> FloatArray:
 
 
 def _start(
-    problem: Problem,
-    step: str,
-    done: dict[str, Draws],
-    mixtures: FloatArray,
-    settings: Settings,
-    seed: int,
+    problem: Problem, step: str, done: dict[str, Draws], settings: Settings, seed: int
 ) -> FloatArray:
-    """Dispersed over the prior, but for what is known from the evidence or an earlier step."""
+    """Dispersed over the prior, but for what is known from an earlier step."""
     structure, data = problem.structures()[step], problem.data
     data = data.non_centred(structure)
     rng = np.random.default_rng([seed, 2])
-    if step == "residual":
-        return around_the_peak(structure, data, mixtures.mean(axis=0), settings.chains, rng)
     with jax.enable_x64(True):
         start = overdispersed(sample_prior(structure, data, rng, settings.chains), structure)
     if step == "full" and "residual" in done:

@@ -36,11 +36,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
-from scipy import interpolate, optimize, special, stats
+from scipy import optimize, special, stats
 
 from bne.inference import Draws
 from bne.model import ModelData, Structure, log_prior_sd, softmax_weights
 from bne.noise import emg_logpdf, normal_logpdf
+from bne.priors import ScoreMap
+from bne.split_t import SplitT
 
 __all__ = ["approximate"]
 
@@ -50,10 +52,9 @@ Progress = Callable[[int, int], None]
 _POINTS = 256  # of the design; twice as many for more than four hyperparameters
 _POOL = 128  # draws at each
 _DIRECTIONS = 64  # of change of the mixture
-_INFLATION, _DEGREES = 1.3, 4.0  # of the design's scales; degrees of freedom of its laws
+_INFLATION = 1.3  # of the design's scales
 _RATE, _SLACK, _TOLERANCE = 0.75, 0.05, 1e-2  # of the Newton steps
 _LONG, _SHORT = 40, 10  # their number, where the bound is climbed and at the design
-_LARGEST_SCORE = 6.0
 _compiled = partial(
     jax.jit,
     static_argnames=("structure",),
@@ -130,16 +131,8 @@ class Marginal:
         self.structure = structure
         self.data = data
         self.mixture = mixture
-        grid = np.linspace(-_LARGEST_SCORE, _LARGEST_SCORE, 121)
-        self.maps = []
-        for name in structure.hyperparameters:
-            quantiles = data.priors[name.removeprefix("log_")].quantile(special.ndtr(grid))
-            self.maps.append(interpolate.CubicSpline(grid, np.log(quantiles)))
-
-    def theta(self, scores: FloatArray, derivative: int = 0) -> FloatArray:
-        """Hyperparameters (..., H) of scores (..., H), or their slopes."""
-        held = np.clip(scores, -_LARGEST_SCORE, _LARGEST_SCORE)
-        return np.stack([m(held[..., j], derivative) for j, m in enumerate(self.maps)], axis=-1)
+        names = (name.removeprefix("log_") for name in structure.hyperparameters)
+        self.theta = ScoreMap(data.priors[name] for name in names).theta
 
     def fit(self, scores: FloatArray, start: Sites | None, limit: int = _LONG) -> tuple[float, Fit]:
         """Value, and the Gaussian, at scores (H,); from the sites `start` or from none."""
@@ -273,11 +266,9 @@ def _design(peak: Peak, rng: np.random.Generator) -> tuple[FloatArray, FloatArra
     n_hyper = len(peak.scores)
     count = _POINTS * (1 if n_hyper <= 4 else 2)
     sobol = stats.qmc.Sobol(n_hyper, scramble=False).random(count)
-    spread = np.clip((sobol + rng.random(n_hyper)) % 1.0, 1e-6, 1.0 - 1e-6)
-    steps = special.stdtrit(_DEGREES, spread)
-    scales = _INFLATION * np.where(steps < 0.0, peak.scales[0], peak.scales[1])
-    log_density = -0.5 * (_DEGREES + 1.0) * np.sum(np.log1p(steps**2 / _DEGREES), axis=1)
-    return peak.scores + (steps * scales) @ peak.axes.T, log_density
+    law = SplitT(peak.scores, peak.axes, _INFLATION * peak.scales)
+    steps = law.steps_of(np.clip((sobol + rng.random(n_hyper)) % 1.0, 1e-6, 1.0 - 1e-6))
+    return law.point(steps), law.log_density(steps)
 
 
 # Draws (NumPy)

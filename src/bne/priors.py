@@ -7,6 +7,7 @@ parameters are arrays, so that fits which differ only in their priors share comp
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -14,9 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, stats
+from scipy import interpolate, optimize, special, stats
 
-__all__ = ["Family", "Prior", "half_normal", "inverse_gamma", "inverse_gamma_between", "log_normal"]
+__all__ = [
+    "Family",
+    "Prior",
+    "ScoreMap",
+    "half_normal",
+    "inverse_gamma",
+    "inverse_gamma_between",
+    "log_normal",
+]
 
 Family = Literal["half_normal", "inverse_gamma", "log_normal"]
 FloatArray = NDArray[np.float64]
@@ -118,3 +127,29 @@ def inverse_gamma_between(lower: float, upper: float, *, mass: float = 0.98) -> 
 
     alpha = float(np.exp(optimize.brentq(excess, np.log(0.02), np.log(1e7))))
     return inverse_gamma(alpha, lower * float(stats.gamma(alpha).ppf(1.0 - tail)))
+
+
+class ScoreMap:
+    r"""Logarithms of hyperparameters by scores *t* that are standard normal under their priors.
+
+    :math:`\log\theta_j = \log F_j^{-1}(\Phi(t_j))`, a cubic spline for :math:`|t_j|` up to
+    `LARGEST`, beyond which scores are held.
+
+    Parameters
+    ----------
+    priors : iterable of Prior
+        One for each hyperparameter.
+    """
+
+    LARGEST = 6.0
+
+    def __init__(self, priors: Iterable[Prior]) -> None:
+        grid = np.linspace(-self.LARGEST, self.LARGEST, 121)
+        levels = special.ndtr(grid)
+        self._maps = [interpolate.CubicSpline(grid, np.log(p.quantile(levels))) for p in priors]
+
+    def theta(self, scores: FloatArray, derivative: int = 0) -> FloatArray:
+        r"""Values :math:`\log\theta` (..., H) of scores (..., H), or their slopes."""
+        held = np.clip(scores, -self.LARGEST, self.LARGEST)
+        found = [curve(held[..., j], derivative) for j, curve in enumerate(self._maps)]
+        return np.stack(found, axis=-1)

@@ -38,6 +38,11 @@ class Representation(Protocol):
         """Number of coefficients of one process."""
         ...
 
+    @property
+    def moving(self) -> bool:
+        """Whether the `columns` change with the length-scale."""
+        ...
+
     def features(self, coords: FloatArray) -> FloatArray:
         """Quantities at training sites that no hyperparameter changes (NumPy, computed once)."""
         ...
@@ -136,6 +141,11 @@ class Hilbert:
     def n_coefficients(self) -> int:
         """Number of eigenfunctions."""
         return len(self.squared_frequencies)
+
+    @property
+    def moving(self) -> bool:
+        """The eigenfunctions stay; only their variances change."""
+        return False
 
     def features(self, coords: FloatArray, size: int | None = None) -> FloatArray:
         """Eigenfunctions at `coords` (n, d), all or the `size` lowest: array (n, m)."""
@@ -256,6 +266,11 @@ class Fourier:
     def n_coefficients(self) -> int:
         """Number of random features."""
         return len(self.phases)
+
+    @property
+    def moving(self) -> bool:
+        """The cosines change with the length-scale."""
+        return True
 
     def features(self, coords: FloatArray) -> FloatArray:
         """Projections (n, D) of the sites on the frequencies."""

@@ -97,6 +97,11 @@ class _AtSites:
         """Number of training sites."""
         return len(self.sites)
 
+    @property
+    def moving(self) -> bool:
+        """The root changes with the length-scale."""
+        return True
+
     def features(self, coords: FloatArray) -> FloatArray:
         """Roots (node, n, n) at the training sites; `coords` must be those."""
         if not np.array_equal(coords, self.sites):
