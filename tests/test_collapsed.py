@@ -18,7 +18,7 @@ from bne.inference import Settings
 from bne.kernels import Kernel
 from bne.priors import half_normal
 from bne.split_t import SplitT
-from bne.surrogate import basis_of
+from bne.surrogate import Surrogate
 from bne.trend import Trend
 from calibration import Problem, calibrate
 from test_calibration import assert_calibrated, make_problem
@@ -149,11 +149,13 @@ def test_an_interrupted_run_resumes_to_the_same_draws(stop_at):
 def test_a_bad_surrogate_slows_the_chain_but_does_not_change_its_law(monkeypatch):
     """With a surrogate that is too wide and has waves of its own."""
 
-    def wavy(steps, nodes, xp):
-        basis, quadratic = basis_of(steps, nodes, xp)
+    whole = Surrogate.basis
+
+    def wavy(surrogate, steps, xp=jnp):
+        basis, quadratic = whole(surrogate, steps, xp)
         return 0.0 * basis, 0.3 * quadratic + 0.5 * xp.sin(3.0 * steps[:, 0])
 
-    monkeypatch.setattr("bne.collapsed.basis_of", lambda steps, nodes: wavy(steps, nodes, jnp))
+    monkeypatch.setattr(Surrogate, "basis", wavy)
     _advance.clear_cache()
     problem = regression(4)
     draws = run(problem, problem.mixtures[:1], Settings(chains=4, draws=2000), seed=5)

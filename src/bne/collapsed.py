@@ -32,7 +32,7 @@ from bne import surrogate
 from bne.evidence import Regression, explain, factorise, log_evidence, prior_sd
 from bne.inference import Draws, Settings
 from bne.model import ModelData, Structure
-from bne.surrogate import Points, Surrogate, basis_of
+from bne.surrogate import Points, Surrogate
 
 __all__ = ["Collapsed", "sample_collapsed"]
 
@@ -282,7 +282,7 @@ def _propose(start: Points, step: Plan, surrogate: Surrogate, key: Any) -> tuple
     points = Points(
         *(jnp.concatenate([a[None], b]) for a, b in zip(start, step.candidates, strict=True))
     )
-    basis, quadratic = basis_of(points.steps, surrogate.nodes)
+    basis, quadratic = surrogate.basis(points.steps)
     value = basis @ surrogate.coefficients[step.rows] + quadratic
     weight = value - points.law
     uniform = jax.random.uniform(key, weight[1:].shape, weight.dtype)

@@ -4,11 +4,11 @@ Hyperparameters are taken by scores *t*, standard normal under the prior, and pl
 :math:`\tau` of a law around the peak (`bne.split_t`). The log posterior density of the scores is
 interpolated between the points of a design by
 
-.. math:: -\tfrac12 c^2|\tau|^2 + \beta_0 + \sum_j \beta_j\,k(\tau, \tau_j)
+.. math:: -\tfrac12\tau^TQ\tau + \beta_0 + b^T\tau + \sum_j \beta_j\,k(\tau, \tau_j)
 
-with a Matern-5/2 function *k*, and *c* by how much the law is wider than the posterior: far from
-all points it falls off like a normal law. The law is widened until it holds the posteriors of all
-mixtures.
+with a Matern-5/2 function *k* and a curvature *Q* that all mixtures share, positive definite: far
+from all points it falls off like a normal law. The law is widened until it holds the posteriors of
+all mixtures.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bne.model import ModelData, Structure, log_hyperprior
 from bne.priors import ScoreMap
 from bne.split_t import SplitT
 
-__all__ = ["Candidates", "Points", "Surrogate", "basis_of", "build"]
+__all__ = ["Candidates", "Points", "Surrogate", "build"]
 
 FloatArray = NDArray[np.float64]
 Values = tuple[FloatArray, FloatArray]
@@ -41,7 +41,8 @@ _STRETCHES = 1.0, 2.0  # of the laws, each fitted better, at which the design is
 _NODES = _NEAR * (1 + len(_STRETCHES)) + _WIDE
 _NEGLIGIBLE, _FEWEST = 40.0, 60  # how far below the peak a point matters; points to keep anyway
 _REACH = 3.0  # length-scale of k
-_INFLATION = 1.3  # c
+_INFLATION = 1.3  # of the laws over the posterior
+_SOFT = 10.0  # fall below the peak that halves the say in the curvature, roughly
 _PRIOR_SHARE = 0.3  # of the candidates
 _POOLED, _DISTINCT = 1000, 50  # draws to fit a law to, of which so many must be different
 _SOME = 32  # mixtures by which the peak is found
@@ -62,10 +63,21 @@ class Points(NamedTuple):
 
 
 class Surrogate(NamedTuple):
-    """Points of the design (J, H), in steps, and coefficients (S, J + 1) of `basis_of` them."""
+    """The interpolation of S functions.
+
+    Points of the design (J, H), in steps, the curvature (H, H) that they share, and coefficients
+    (S, J + 1 + H) of their `basis`.
+    """
 
     nodes: Any
+    curvature: Any
     coefficients: Any
+
+    def basis(self, steps: Any, xp: Any = jnp) -> tuple[Any, Any]:
+        """Functions (N, J + 1 + H) of steps (N, H), and what is added to them, (N,)."""
+        quadratic = -0.5 * xp.sum((steps @ self.curvature) * steps, axis=1)
+        linear = xp.concatenate([xp.ones((len(steps), 1)), steps], axis=1)
+        return xp.concatenate([_matern(steps, self.nodes, xp), linear], axis=1), quadratic
 
 
 class Candidates:
@@ -105,15 +117,6 @@ class Candidates:
         near = self.law.point(self.law.sample_steps(rng, shape))
         wide = rng.standard_normal(near.shape)
         return self.points(np.where(rng.random((*shape, 1)) < _PRIOR_SHARE, wide, near))
-
-
-def basis_of(steps: Any, nodes: Any, xp: Any = jnp) -> tuple[Any, Any]:
-    """Functions (N, J + 1) of steps (N, H), and the quadratic (N,) that is added to them."""
-    squared = xp.sum((steps[:, None] - nodes) ** 2, axis=2)
-    t = xp.sqrt(5.0 * squared + 1e-12) / _REACH
-    kernel = (1.0 + t + t * t / 3.0) * xp.exp(-t)
-    quadratic = -0.5 * _INFLATION**2 * xp.sum(steps**2, axis=1)
-    return xp.concatenate([kernel, xp.ones((len(steps), 1))], axis=1), quadratic
 
 
 def build(
@@ -261,25 +264,47 @@ def _interpolate(law: SplitT, found: Values) -> Surrogate:
     few = np.sort(fall)[min(_FEWEST, len(fall)) - 1]
     keep = fall <= max(few, _NEGLIGIBLE)
     nodes, values = nodes[keep], values[keep]
-    basis, quadratic = basis_of(nodes, nodes, np)
-    size = len(nodes)
-    system = np.zeros((size + 1, size + 1))
-    system[:size] = basis
-    system[size, :size] = 1.0
-    right = np.concatenate([values - quadratic[:, None], np.zeros((1, values.shape[1]))])
+    blank = np.zeros((0, nodes.shape[1]))
+    bare = Surrogate(blank, _curvature(nodes, values.mean(axis=1)), None)
+    linear, quadratic = bare.basis(nodes, np)
+    size, extra = linear.shape
+    system = np.zeros((size + extra, size + extra))
+    system[:size, :size] = _matern(nodes, nodes, np)
+    system[:size, size:], system[size:, :size] = linear, linear.T
+    right = np.concatenate([values - quadratic[:, None], np.zeros((extra, values.shape[1]))])
     solved = np.linalg.lstsq(system, right, rcond=1e-13)[0].T
-    coefficients = np.zeros((values.shape[1], _NODES + 1))
-    coefficients[:, :size], coefficients[:, -1] = solved[:, :size], solved[:, size]
+    coefficients = np.zeros((values.shape[1], _NODES + extra))
+    coefficients[:, :size], coefficients[:, _NODES:] = solved[:, :size], solved[:, size:]
     filled = np.zeros((_NODES, nodes.shape[1]))
     filled[:size] = nodes
-    return Surrogate(filled, coefficients)
+    return Surrogate(filled, bare.curvature, coefficients)
+
+
+def _curvature(steps: FloatArray, values: FloatArray) -> FloatArray:
+    """Curvature (H, H) of values (J,) at steps (J, H), by those not far below the highest."""
+    h = steps.shape[1]
+    upper = np.triu_indices(h)
+    quadratic = -0.5 * steps[:, upper[0]] * steps[:, upper[1]]
+    design = np.concatenate([np.ones((len(steps), 1)), steps, quadratic], axis=1)
+    weight = np.exp(0.5 * np.maximum(values - values.max(), -_NEGLIGIBLE) / _SOFT)
+    fitted = np.linalg.lstsq(design * weight[:, None], values * weight, rcond=None)[0]
+    found = np.zeros((h, h))
+    found[upper] = fitted[1 + h :]
+    eigenvalues, axes = np.linalg.eigh(0.5 * (found + found.T))
+    return np.asarray((axes * np.maximum(eigenvalues, _INFLATION**2)) @ axes.T)
+
+
+def _matern(steps: Any, nodes: Any, xp: Any) -> Any:
+    squared = xp.sum((steps[:, None] - nodes) ** 2, axis=2)
+    t = xp.sqrt(5.0 * squared + 1e-12) / _REACH
+    return (1.0 + t + t * t / 3.0) * xp.exp(-t)
 
 
 def _draw(candidates: Candidates, surrogate: Surrogate, rng: np.random.Generator) -> FloatArray:
     """Scores (N, H), each a draw given one of the mixtures, under a surrogate."""
     points = candidates.sample(rng, (_POOLED,))
     some = rng.integers(0, len(surrogate.coefficients), _POOLED)
-    basis, quadratic = basis_of(points.steps, surrogate.nodes, np)
+    basis, quadratic = surrogate.basis(points.steps, np)
     value = surrogate.coefficients[some] @ basis.T + quadratic - points.law
     value = np.where(np.isfinite(points.prior), value, -np.inf)
     weights = np.exp(value - value.max(axis=1, keepdims=True))
