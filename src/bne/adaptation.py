@@ -120,6 +120,8 @@ class Linearised:
         weighted = slopes * information[:, None, :]
         precision = sum(w @ slope.T for w, slope in zip(weighted, slopes, strict=True))
         precision[np.diag_indices(len(index))] += spread[index] ** -2
+        h = structure.n_hyper
+        precision[:h, :h] += np.asarray(_prior_information(structure, centre[:h], data))
         return Linearised(structure, index, precision, spread, log_sd, weighted[0])
 
     @cached_property
@@ -219,6 +221,26 @@ def _steadied(variance: FloatArray, expected: Any, count: int) -> FloatArray:
 def _inverse(precision: FloatArray) -> FloatArray:
     factor = linalg.cho_factor(precision, lower=True, check_finite=False)
     return np.asarray(linalg.cho_solve(factor, np.eye(len(precision)), check_finite=False))
+
+
+@partial(jax.jit, static_argnames=("structure",))
+def _prior_information(structure: Structure, hyper: Any, data: ModelData) -> Any:
+    r"""Information (H, H) of the centred coefficients about the hyperparameters.
+
+    With z ~ N(0, rho^2) it is :math:`2\sum_j g_jg_j^T`, where
+    :math:`g_j = \partial\log\rho_j/\partial\theta`.
+    """
+
+    def log_spreads(hyper: Any) -> Any:
+        parts = []
+        for process in structure.processes:
+            log_sd = log_prior_sd(structure, hyper, data, process)
+            spread = data.centring[process.name].log_spread(log_sd)
+            parts.append(jnp.sqrt(2.0 * process.copies) * spread)
+        return jnp.concatenate([jnp.zeros(1), *parts])
+
+    slopes = jax.jacfwd(log_spreads)(hyper)
+    return slopes.T @ slopes
 
 
 @partial(jax.jit, static_argnames=("structure",))
