@@ -1,4 +1,4 @@
-"""How programs of whole arrays are compiled: those that run side by side on threads of their own."""
+"""How array programs are compiled that run side by side, each on a thread of its own."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -166,7 +166,7 @@ def _scan(add: Callable[..., Any], start: Any, laid: Columns) -> Any:
 
 def _sum(total: jax.Array) -> jax.Array:
     """Sum over a block, in the same order whatever the shape."""
-    return functools.reduce(jnp.add, list(total))
+    return jnp.asarray(functools.reduce(jnp.add, list(total)))
 
 
 def _average(value: Callable[[Columns], Columns], laid: Columns, like: jax.Array) -> Columns:
@@ -362,18 +362,18 @@ class Tile:
         return int(self.mixture.shape[0])
 
     @cached_property
-    def _laid(self) -> Columns:
+    def _laid(self) -> tuple[FloatArray, ...]:
         """The draws as (S, lanes)."""
         given = (self.mixture, self.residual, self.scale, self.skew)
         return tuple(_laid(x, self.lanes) for x in given if x is not None)
 
     @cached_property
-    def _thinned(self) -> Columns:
+    def _thinned(self) -> tuple[FloatArray, ...]:
         """Some of the draws, evenly spaced."""
         size = self.mixture.shape[1]
         count = min(size, _THINNED)
         chosen = (2 * np.arange(count) + 1) * size // (2 * count)
-        return tuple(np.asarray(x)[chosen] for x in self._laid)
+        return tuple(x[chosen] for x in self._laid)
 
     @cached_property
     def moments(self) -> dict[str, FloatArray]:
@@ -383,40 +383,41 @@ class Tile:
 
     def pick(self, lane: IntArray) -> Tile:
         """A tile of at most `FEW` of the sites, in any order, with repetitions."""
-        given = (self.mixture, self.residual, self.scale, self.skew)
-        own = (None if x is None else x.T[:, lane].T for x in given)
-        return Tile(*own, lanes=FEW)  # type: ignore[arg-type]
+        mixture, residual, scale, *skew = (x[:, lane].T for x in self._laid)
+        return Tile(mixture, residual, scale, skew[0] if skew else None, FEW)
 
     def terms(self, y: FloatArray, upper: BoolArray) -> FloatArray:
         """F (1 - F where `upper`), density and its slope at m values of y per site, (3, m, n)."""
-        return self._evaluate(_mixture_terms, y, upper)
+        return self._evaluate(partial(_mixture_terms, self._laid), y, upper)
 
     def coarse_terms(self, u: FloatArray, upper: BoolArray, *, thinned: bool) -> FloatArray:
         """`terms` of u = (y - mean) / sd to about five digits, of all draws or of some of them."""
-        laid = self._thinned if thinned else self._laid
         centre, unit = self._pad(self.moments["mean"]), self._pad(np.sqrt(self.moments["total"]))
-
-        def program(_: Columns, *points: Any) -> Columns:
-            return _coarse_terms(laid, centre, unit, *points)
-
-        return self._evaluate(program, u.astype(np.float32), upper)
+        laid = self._thinned if thinned else self._laid
+        points = u.astype(np.float32)
+        return self._evaluate(partial(_coarse_terms, laid, centre, unit), points, upper)
 
     def log_density(self, y: FloatArray) -> FloatArray:
         """Log density at m values of y per site, (m, n)."""
-        return np.asarray(self._evaluate(_mixture_log_density, y)[0])
+        return np.asarray(self._evaluate(partial(_mixture_log_density, self._laid), y)[0])
 
     def deviation(self, y: FloatArray) -> FloatArray:
         """Mean absolute deviation E|Y - y| at m values of y per site, (m, n)."""
-        return np.asarray(self._evaluate(_mixture_deviation, y)[0])
+        return np.asarray(self._evaluate(partial(_mixture_deviation, self._laid), y)[0])
 
-    def _evaluate(self, program: Callable[..., Columns], *points: NDArray[Any]) -> FloatArray:
+    def _evaluate(self, program: Callable[..., Any], *points: NDArray[Any]) -> FloatArray:
+        count = len(points[0])
         padded = [self._pad(x) for x in points]
-        with jax.enable_x64(True):
-            found = [
-                np.stack(program(self._laid, *(x[start : start + _POINTS] for x in padded)))
-                for start in range(0, len(points[0]), _POINTS)
-            ]
-        return np.concatenate(found, axis=1)[..., : self.n].astype(np.float64, copy=False)
+        found = []
+        for start in range(0, count, _POINTS):
+            # A single point would be compiled otherwise, and round otherwise, than several.
+            chosen = np.minimum(
+                np.arange(start, max(min(start + _POINTS, count), start + 2)), count - 1
+            )
+            with jax.enable_x64(True):
+                found.append(np.stack(program(*(x[chosen] for x in padded))))
+        whole = np.concatenate(found, axis=1)[:, :count, : self.n]
+        return whole.astype(np.float64, copy=False)
 
     def _pad(self, values: NDArray[Any]) -> NDArray[Any]:
         """Values (..., n) at all lanes, those of the last site repeated."""

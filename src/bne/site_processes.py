@@ -221,9 +221,7 @@ class Dual(_AtSites):
         scaled = self._scaled(np.array([log_lengthscale]))[0]
         return _symmetric_root(scaled @ scaled.T + _JITTER * np.eye(len(scaled)))
 
-    def prepare(
-        self, log_lengthscales: FloatArray, coefficients: FloatArray, seed: int
-    ) -> FloatArray:
+    def prepare(self, log_lengthscales: FloatArray, coefficients: FloatArray, seed: int) -> Any:
         r"""Coefficients (S, m) of the basis, drawn given the values at the sites.
 
         :math:`\gamma = \gamma_0 + S\Phi^T(\Phi S\Phi^T)^{-1}(f - \Phi\gamma_0)` with a prior draw
@@ -240,11 +238,11 @@ class Dual(_AtSites):
             weights = np.linalg.solve(gram, gap[..., None])[..., 0]
             lifted[part] += np.einsum("snm,sn->sm", scaled, weights)
             lifted[part] *= self.basis.sd(log_lengthscales[part], self.basis.n_coefficients)
-        return lifted
+        return self.basis.prepare(log_lengthscales, lifted, seed)
 
     def draws(
-        self, coords: FloatArray, log_lengthscales: FloatArray, prepared: FloatArray, seed: int
-    ) -> FloatArray:
+        self, coords: FloatArray, log_lengthscales: FloatArray, prepared: Any, seed: int
+    ) -> NDArray[Any]:
         """Fields (n, S) of coefficients (S, m) of the basis."""
         return self.basis.draws(coords, log_lengthscales, prepared, seed)
 
