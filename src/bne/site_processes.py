@@ -218,7 +218,8 @@ class Dual(_AtSites):
 
     def root(self, log_lengthscale: float) -> FloatArray:
         """Symmetric root (n, n) of the covariance at the sites."""
-        scaled = self._scaled(np.array([log_lengthscale]))[0]
+        sd = self.basis.sd(np.array([log_lengthscale]), self.basis.n_coefficients)
+        scaled = self._features() * sd
         return _symmetric_root(scaled @ scaled.T + _JITTER * np.eye(len(scaled)))
 
     def prepare(self, log_lengthscales: FloatArray, coefficients: FloatArray, seed: int) -> Any:
@@ -229,15 +230,15 @@ class Dual(_AtSites):
         except by huge coefficients.
         """
         values = self.values(log_lengthscales, coefficients)
+        phi, products = self._features(), self._products()
         rng = np.random.default_rng([seed, 11])
         lifted = rng.standard_normal((len(values), self.basis.n_coefficients))
         for part in _batches(len(values)):
-            scaled = self._scaled(log_lengthscales[part])
-            gap = values[part] - np.einsum("snm,sm->sn", scaled, lifted[part])
-            gram = scaled @ scaled.transpose(0, 2, 1) + _JITTER * np.eye(len(self.sites))
-            weights = np.linalg.solve(gram, gap[..., None])[..., 0]
-            lifted[part] += np.einsum("snm,sn->sm", scaled, weights)
-            lifted[part] *= self.basis.sd(log_lengthscales[part], self.basis.n_coefficients)
+            sd = self.basis.sd(log_lengthscales[part], self.basis.n_coefficients)
+            gap = values[part] - (lifted[part] * sd) @ phi.T
+            gram = (sd[:, ::2] ** 2 @ products).reshape(-1, *[len(phi)] * 2)
+            weights = np.linalg.solve(gram + _JITTER * np.eye(len(phi)), gap[..., None])[..., 0]
+            lifted[part] = sd * (lifted[part] + sd * (weights @ phi))
         return self.basis.prepare(log_lengthscales, lifted, seed)
 
     def draws(
@@ -250,10 +251,16 @@ class Dual(_AtSites):
         """Sites beyond the domain of the basis."""
         return self.basis.outside(coords)
 
-    def _scaled(self, log_lengthscales: FloatArray) -> FloatArray:
-        """Eigenfunctions at the sites times their sds, (S, n, m)."""
-        phi = self.basis.features(np.asarray(self.sites))
-        return phi * self.basis.sd(log_lengthscales, self.basis.n_coefficients)[:, None, :]
+    def _features(self) -> FloatArray:
+        """Eigenfunctions at the sites, (n, m)."""
+        return self.basis.features(np.asarray(self.sites))
+
+    def _products(self) -> FloatArray:
+        """Products of eigenfunctions at pairs of sites, cosine with sine, (m // 2 + 1, n n)."""
+        phi = self._features().T
+        products = phi[:, :, None] * phi[:, None, :]
+        products[2::2] += products[1::2]
+        return products[::2].reshape(-1, phi.shape[1] ** 2)
 
 
 def _batches(count: int) -> list[slice]:
