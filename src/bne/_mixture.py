@@ -144,19 +144,20 @@ def _columns(draw: Columns) -> Columns:
     return *columns, jnp.minimum(scale / skew[0], _LARGEST_RATIO)
 
 
-def _coarse_columns(draw: Columns, centre: jax.Array, unit: jax.Array) -> Columns:
-    """Columns of (y - centre) / unit in single precision."""
-    location, inverse, *ratio = _columns(draw)
+@compiled
+def _coarse_columns(laid: Columns, centre: jax.Array, unit: jax.Array) -> Columns:
+    """Columns (S, 1, lanes) of (y - centre) / unit in single precision."""
+    location, inverse, *ratio = _columns(laid)
     coarse = [(location - centre) / unit, inverse * unit]
     coarse += [jnp.minimum(x, _LARGEST_COARSE_RATIO) for x in ratio]
     return tuple(x.astype(jnp.float32) for x in coarse)
 
 
 def _scan(add: Callable[..., Any], start: Any, laid: Columns) -> Any:
-    """Carry of `add(carry, block)` over blocks (`_BLOCK`, lanes) of draws, then over the rest."""
+    """Carry of `add(carry, block)` over blocks (`_BLOCK`, ...) of draws, then over the rest."""
     size = laid[0].shape[0]
     rest = size % _BLOCK
-    blocks = tuple(x[: size - rest].reshape(-1, _BLOCK, x.shape[1]) for x in laid)
+    blocks = tuple(x[: size - rest].reshape(-1, _BLOCK, *x.shape[1:]) for x in laid)
     carry = lax.scan(lambda carry, block: (add(carry, block), None), start, blocks)[0]
     if not rest:
         return carry
@@ -189,12 +190,10 @@ def _mixture_terms(laid: Columns, y: jax.Array, upper: jax.Array) -> Columns:
 
 
 @compiled
-def _coarse_terms(
-    laid: Columns, centre: jax.Array, unit: jax.Array, u: jax.Array, upper: jax.Array
-) -> Columns:
-    """`_mixture_terms` of u = (y - centre) / unit in single precision."""
-    terms = _emg_terms if len(laid) == 4 else _normal_terms
-    return _average(lambda draw: terms(u, upper, *_coarse_columns(draw, centre, unit)), laid, u)
+def _coarse_terms(columns: Columns, u: jax.Array, upper: jax.Array) -> Columns:
+    """`_mixture_terms` in single precision, from columns that are made already."""
+    terms = _emg_terms if len(columns) == 3 else _normal_terms
+    return _average(lambda draw: terms(u, upper, *draw), columns, u)
 
 
 @compiled
@@ -368,12 +367,15 @@ class Tile:
         return tuple(_laid(x, self.lanes) for x in given if x is not None)
 
     @cached_property
-    def _thinned(self) -> tuple[FloatArray, ...]:
-        """Some of the draws, evenly spaced."""
+    def _coarse(self) -> tuple[tuple[FloatArray, ...], tuple[FloatArray, ...]]:
+        """Columns in single precision, of all draws and of some of them, evenly spaced."""
+        centre, unit = self._pad(self.moments["mean"]), self._pad(np.sqrt(self.moments["total"]))
+        with jax.enable_x64(True):
+            columns = tuple(map(np.asarray, _coarse_columns(self._laid, centre, unit)))
         size = self.mixture.shape[1]
         count = min(size, _THINNED)
         chosen = (2 * np.arange(count) + 1) * size // (2 * count)
-        return tuple(x[chosen] for x in self._laid)
+        return columns, tuple(x[chosen] for x in columns)
 
     @cached_property
     def moments(self) -> dict[str, FloatArray]:
@@ -392,10 +394,9 @@ class Tile:
 
     def coarse_terms(self, u: FloatArray, upper: BoolArray, *, thinned: bool) -> FloatArray:
         """`terms` of u = (y - mean) / sd to about five digits, of all draws or of some of them."""
-        centre, unit = self._pad(self.moments["mean"]), self._pad(np.sqrt(self.moments["total"]))
-        laid = self._thinned if thinned else self._laid
+        columns = self._coarse[1 if thinned else 0]
         points = u.astype(np.float32)
-        return self._evaluate(partial(_coarse_terms, laid, centre, unit), points, upper)
+        return self._evaluate(partial(_coarse_terms, columns), points, upper)
 
     def log_density(self, y: FloatArray) -> FloatArray:
         """Log density at m values of y per site, (m, n)."""
