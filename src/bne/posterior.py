@@ -7,6 +7,7 @@ throughout; nothing is averaged before the predictive law is formed.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -99,7 +100,7 @@ class Posterior:
                 name: [_padded(values) for values in field.at(coords)]
                 for name, field in self._fields.items()
             },
-            _padded(self._trend(coords, standardiser.forward(base))),
+            self._trend(_padded(coords.T).T, standardiser.forward(_padded(base.T).T)),
             _padded(base.T),
         )
         with jax.enable_x64(True):
@@ -167,12 +168,12 @@ class Posterior:
         n = len(self.problem.response)
         return np.unique(np.linspace(0, n - 1, min(limit, n)).round().astype(np.intp))
 
-    def _trend(self, coords: FloatArray, base: FloatArray) -> FloatArray:
-        """Prior mean of the residual (S, n), or (1, n) where it is zero, in standard units."""
-        if not self.last.structure.n_trend:
-            return np.zeros((1, len(coords)))
+    def _trend(self, coords: FloatArray, base: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Coefficients (S, p) and columns (n, p) of the prior mean, in standard units."""
         beta = self.last.trend.reshape(self.n_draws, -1)
-        return np.asarray(np.einsum("sp,np->sn", beta, self.problem.trend.columns(coords, base)))
+        if not self.last.structure.n_trend:
+            return beta, np.zeros((len(coords), 0))
+        return beta, self.problem.trend.columns(coords, base)
 
     @cached_property
     def _fields(self) -> dict[str, _Field]:
@@ -210,7 +211,7 @@ def _padded(values: NDArray[Any]) -> NDArray[Any]:
 @partial(compiled, static_argnames="plugin")
 def _in_units(
     fields: dict[str, list[Any]],
-    trend: Any,
+    trend: tuple[Any, Any],
     base: Any,
     amplitudes: dict[str, Any],
     log_sigma: Any,
@@ -220,8 +221,8 @@ def _in_units(
 ) -> dict[str, Any]:
     """Quantities of `FieldDraws`, draws first, from fields (S, n) at unit amplitude by process.
 
-    Exponentials are taken in the precision of the fields; sums, and products with base (K, n),
-    which may lie far from zero, in double precision.
+    Exponentials of fields are taken in their precision; all else, such as products with base
+    (K, n), which may lie far from zero, is in double precision.
     """
     shape = len(log_sigma), base.shape[1]
     scaled = {
@@ -232,18 +233,17 @@ def _in_units(
     mixture = sum(model * share for model, share in zip(base, omega, strict=True))
     if plugin:
         mixture = jnp.broadcast_to(jnp.mean(mixture, axis=0), shape)
-    residual = scaled["residual"][0] if "residual" in scaled else 0.0
-    log_scale = log_sigma[:, None]
+    beta, columns = trend
+    residual = beta @ columns.T
+    if "residual" in scaled:
+        residual = residual + scaled["residual"][0]
+    sigma, skew = unit * jnp.exp(log_sigma)[:, None], unit * math.exp(MU_LAMBDA)
+    found = {"weights": jnp.stack(omega), "mixture": mixture, "residual": unit * residual}
+    found["scale"] = jnp.broadcast_to(sigma, shape)
     if "log_scale" in scaled:
-        log_scale = log_scale.astype(scaled["log_scale"][0].dtype) + scaled["log_scale"][0]
-    found = {
-        "weights": jnp.stack(omega),
-        "mixture": mixture,
-        "residual": jnp.broadcast_to(unit * (residual + trend), shape),
-        "scale": jnp.broadcast_to(unit * jnp.exp(log_scale).astype(trend.dtype), shape),
-    }
+        found["scale"] = sigma * jnp.exp(scaled["log_scale"][0])
     if "log_skew" in scaled:
-        found["skew"] = unit * jnp.exp(MU_LAMBDA + scaled["log_skew"][0]).astype(trend.dtype)
+        found["skew"] = skew * jnp.exp(scaled["log_skew"][0])
     return found
 
 

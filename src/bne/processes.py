@@ -79,7 +79,7 @@ class Representation(Protocol):
     ) -> NDArray[Any]:
         """Fields (n, S) of S draws at any sites, from what `prepare` made of them.
 
-        The field at a site does not depend on the sites beside it.
+        The field at a site does not depend on the sites beside it, rounding apart.
         """
         ...
 
