@@ -17,6 +17,7 @@ from sklearn.preprocessing import FunctionTransformer
 
 import bne
 from bne.errors import InputError, InputWarning, SamplingWarning
+from bne.prediction import PredictiveLaw
 
 pytestmark = pytest.mark.filterwarnings("ignore::bne.errors.SamplingWarning")
 QUICK = {"chains": 2, "draws": 30, "warmup": 160, "thin": 1}
@@ -142,7 +143,19 @@ def test_joint_draws_repeat_and_agree_with_the_analytic_variance_of_a_mean(model
 def test_any_subset_of_sites_gets_the_same_numbers(model, sites):
     whole = model.summary(sites)
     part = model.summary(sites.iloc[3:7])
-    np.testing.assert_allclose(part.astype(float), whole.iloc[3:7].astype(float), rtol=1e-10)
+    np.testing.assert_array_equal(part, whole.iloc[3:7])
+
+
+@pytest.mark.parametrize("chunk", [4, 15, 300])
+def test_chunks_of_any_size_get_the_same_numbers(model, sites, chunk):
+    many = pd.concat([sites] * 20)
+    law = model._law(many)[0]
+    other = PredictiveLaw(law.n_sites, law._fields, chunk=chunk).summary([0.1, 0.5])
+    found = law.summary([0.1, 0.5])
+    np.testing.assert_array_equal(other.mean, found.mean)
+    np.testing.assert_array_equal(other.quantiles, found.quantiles)
+    np.testing.assert_array_equal(other.weight_sd, found.weight_sd)
+    np.testing.assert_array_equal(found.mean[:15], found.mean[-15:])
 
 
 def test_the_posterior_is_in_arviz_form(model, table):

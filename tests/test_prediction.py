@@ -98,6 +98,21 @@ def test_points_may_be_one_for_all_one_each_or_several_each(rng):
     np.testing.assert_array_equal(law.cdf(np.full(6, 10.0)), one)
 
 
+@pytest.mark.parametrize("skew", [None, 0.5])
+@pytest.mark.parametrize("size", [40, 41])
+def test_how_many_points_are_asked_for_changes_no_bit(rng, skew, size):
+    law = PredictiveLaw.of(draws_of(rng, size=size, skew=skew))
+    y = rng.normal(10.0, 3.0, (6, 11))
+    for method in (law.cdf, law.sf, law.pdf, law.log_pdf, law.crps):
+        whole = method(y)
+        for m in (1, 2, 3, 9):
+            np.testing.assert_array_equal(method(y[:, :m]), whole[:, :m])
+    p = np.linspace(0.01, 0.99, 11)
+    whole = law.ppf(p)
+    for m in (1, 2, 9):
+        np.testing.assert_array_equal(law.ppf(p[:m]), whole[:, :m])
+
+
 @pytest.mark.parametrize("skew", [None, 0.0, 1e-6, 0.5])
 def test_log_pdf_is_finite_far_in_the_tails(rng, skew):
     draws = draws_of(rng, skew=skew)

@@ -260,6 +260,31 @@ class TestHilbert:
         beta[:, 21:] = 0.0
         np.testing.assert_allclose(short, c.basis.draws(c.sites, np.zeros(5), beta, 1), atol=1e-12)
 
+    def test_prepared_draws_are_off_by_a_millionth(self, rng: np.random.Generator) -> None:
+        c = chosen(Kernel(), 2, 60)
+        log_l = np.full(200, math.log(20.0))
+        sd = c.basis.sd(log_l, c.basis.n_coefficients)
+        beta = sd * rng.standard_normal(sd.shape)  # fields of unit variance
+        new = rng.uniform(*c.geometry.domain, (300, 2))
+        error = c.basis.draws(new, log_l, c.basis.prepare(log_l, beta, 0), 0) - c.basis.draws(
+            new, log_l, beta, 0
+        )
+        assert np.sqrt(np.mean(error**2)) < 1e-6
+        assert np.abs(error).max() < 1e-5
+
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+    def test_the_sites_beside_a_site_change_no_bit(
+        self, dtype: Any, rng: np.random.Generator
+    ) -> None:
+        c = chosen(Kernel(), 2, 60)
+        beta = rng.standard_normal((41, c.basis.n_coefficients)).astype(dtype)
+        new = rng.uniform(*c.geometry.domain, (523, 2))
+        whole = c.basis.draws(new, np.zeros(41), beta, 0)
+        assert whole.dtype == dtype
+        for rows in (slice(3, 7), slice(255, 256), slice(100, 400), slice(511, 523)):
+            part = c.basis.draws(new[rows], np.zeros(41), beta, 0)
+            np.testing.assert_array_equal(part, whole[rows])
+
     def test_knows_where_it_ends(self) -> None:
         c = chosen(Kernel(), 2, 60)
         low, high = c.geometry.domain

@@ -1,14 +1,16 @@
 r"""Mixtures of EMG laws over posterior draws, many sites at once, in compiled programs.
 
 A *tile* is a fixed number of sites, the lanes of one compiled program that runs through the draws.
-No lane sees another and every sum has a fixed order, so that what is computed for a site does not
-depend, to the last bit, on its neighbours. Notation as in `bne.noise`:
+All points asked for at a site are evaluated in one pass over its draws. No lane sees another and
+every sum has a fixed order, so that what is computed for a site does not depend, to the last bit,
+on its neighbours. Notation as in `bne.noise`:
 :math:`r = (y - \mu)/\sigma`, :math:`\rho = \sigma/\lambda`, :math:`v = \rho - r`; M is the Mills
 ratio of the normal.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,32 +23,24 @@ import numpy as np
 from jax import lax
 from numpy.typing import NDArray
 
+from bne._compile import LANES, compiled
 from bne._erfcx import hazard_remainders
 
-__all__ = ["LANES", "Tile"]
+__all__ = ["FEW", "Tile", "weight_moments"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 BoolArray = NDArray[np.bool_]
 Columns = tuple[jax.Array, ...]
 
-LANES = 256  # sites of a tile: its accumulators and one row of draws fit the first-level cache
+FEW = 16  # lanes of a tile for the few sites that need more work than their neighbours
 _INV_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
 _LARGEST_RATIO = 1e30  # of scale to skew; beyond it the law is normal to all digits
 _LARGEST_COARSE_RATIO = 1e9  # the same in single precision
 _LARGEST_RESIDUAL = {8: 1e60, 4: 1e15}  # standardised, by bytes of a number; squares stay finite
-_THINNED = 256  # draws, at least, of a thinned mixture
-_BLOCK = 8  # draws added at a time where the work on each is small
-
-# One thread per program, because tiles already run side by side. Wide vectors, where the machine
-# has them, halve the time; elsewhere the option does nothing.
-_compile = partial(
-    jax.jit,
-    compiler_options={
-        "xla_cpu_multi_thread_eigen": False,
-        "xla_cpu_prefer_vector_width": 512,
-    },
-)
+_THINNED = 256  # draws of a thinned mixture
+_BLOCK = 8  # draws added at a time, so that the work on a block outweighs the step to the next
+_POINTS = 8  # points per site, at most, of one pass over the draws
 
 
 # One draw at every lane. Columns: location, 1 / scale and, where there is skewness, scale / skew
@@ -138,91 +132,142 @@ def _normal_deviation(y: jax.Array, location: jax.Array, inverse: jax.Array) -> 
     return (2.0 * phi + b * (1.0 - 2.0 * phi / (b + hazard_remainders(b)[0]))) / inverse
 
 
-# Averages over draws; arrays of draws are (S, lanes), all others (lanes,)
+# Averages over draws; arrays of draws are (S, lanes), points (m, lanes)
 
 
-@_compile
-def _mixture_terms(columns: Columns, y: jax.Array, upper: jax.Array) -> tuple[jax.Array, ...]:
-    """F (1 - F where `upper`), density and its slope."""
-    terms = _emg_terms if len(columns) == 3 else _normal_terms
-
-    def add(total: Any, draw: Any) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, terms(y, upper, *draw)), None
-
-    zero = jnp.zeros_like(y)
-    total, _ = lax.scan(add, (zero, zero, zero), columns)
-    return tuple(term / columns[0].shape[0] for term in total)
-
-
-@_compile
-def _mixture_log_density(columns: Columns, y: jax.Array) -> tuple[jax.Array]:
-    """Logarithm of the mean density, the largest term taken out of the sum."""
-    log_density = _emg_log_density if len(columns) == 3 else _normal_log_density
-
-    def add(carry: Any, draw: Any) -> tuple[Any, None]:
-        largest, total = carry
-        value = log_density(y, *draw)
-        new = jnp.maximum(largest, value)
-        reference = jnp.where(new == -jnp.inf, 0.0, new)
-        total = total * jnp.exp(largest - reference) + jnp.exp(value - reference)
-        return (new, total), None
-
-    start = jnp.full_like(y, -jnp.inf), jnp.zeros_like(y)
-    (largest, total), _ = lax.scan(add, start, columns)
-    return (largest + jnp.log(total / columns[0].shape[0]),)
-
-
-@_compile
-def _mixture_deviation(columns: Columns, y: jax.Array) -> tuple[jax.Array]:
-    """E|Y - y|."""
-    deviation = _emg_deviation if len(columns) == 3 else _normal_deviation
-
-    def add(total: Any, draw: Any) -> tuple[Any, None]:
-        return total + deviation(y, *draw), None
-
-    total, _ = lax.scan(add, jnp.zeros_like(y), columns)
-    return (total / columns[0].shape[0],)
-
-
-@_compile
-def _transpose(given: Columns) -> Columns:
-    return tuple(x.T for x in given)
-
-
-@_compile
-def _columns(laid: Columns) -> Columns:
-    mixture, residual, scale, *skew = laid
+def _columns(draw: Columns) -> Columns:
+    """Location, 1 / scale and scale / skew of draws (..., lanes), ready for points (m, lanes)."""
+    mixture, residual, scale, *skew = (x[..., None, :] for x in draw)
     columns = mixture + residual, 1.0 / scale
     if not skew:
         return columns
     return *columns, jnp.minimum(scale / skew[0], _LARGEST_RATIO)
 
 
-@_compile
-def _coarse_columns(columns: Columns, centre: jax.Array, unit: jax.Array) -> Columns:
-    """Columns of (y - centre) / unit in single precision."""
-    location, inverse, *ratio = columns
+@compiled
+def _coarse_columns(laid: Columns, centre: jax.Array, unit: jax.Array) -> Columns:
+    """Columns (S, 1, lanes) of (y - centre) / unit in single precision."""
+    location, inverse, *ratio = _columns(laid)
     coarse = [(location - centre) / unit, inverse * unit]
     coarse += [jnp.minimum(x, _LARGEST_COARSE_RATIO) for x in ratio]
     return tuple(x.astype(jnp.float32) for x in coarse)
 
 
 def _scan(add: Callable[..., Any], start: Any, laid: Columns) -> Any:
-    """Carry of `add(carry, block)` over blocks (`_BLOCK`, lanes) of draws, then over the rest."""
-    whole = laid[0].shape[0] // _BLOCK * _BLOCK
-    blocks = tuple(x[:whole].reshape(-1, _BLOCK, x.shape[1]) for x in laid)
+    """Carry of `add(carry, block)` over blocks (`_BLOCK`, ...) of draws, then over the rest."""
+    size = laid[0].shape[0]
+    rest = size % _BLOCK
+    blocks = tuple(x[: size - rest].reshape(-1, _BLOCK, *x.shape[1:]) for x in laid)
     carry = lax.scan(lambda carry, block: (add(carry, block), None), start, blocks)[0]
-    for draw in range(whole, laid[0].shape[0]):
-        rest = tuple(x[draw : draw + 1] for x in laid)
-        carry = jax.tree.map(lambda old, new: old.at[:1].set(new), carry, add(_top(carry), rest))
-    return carry
+    if not rest:
+        return carry
+    last = add(jax.tree.map(lambda x: x[:rest], carry), tuple(x[size - rest :] for x in laid))
+    return jax.tree.map(lambda old, new: old.at[:rest].set(new), carry, last)
 
 
-def _top(carry: Any) -> Any:
-    return jax.tree.map(lambda x: x[:1], carry)
+def _sum(total: jax.Array) -> jax.Array:
+    """Sum over a block, in the same order whatever the shape."""
+    return jnp.asarray(functools.reduce(jnp.add, list(total)))
 
 
-@_compile
+def _average(value: Callable[[Columns], Columns], laid: Columns, like: jax.Array) -> Columns:
+    """Means over draws of the values at points, each of the shape and type of `like`."""
+
+    def add(total: Columns, block: Columns) -> Columns:
+        return tuple(map(jnp.add, total, value(block)))
+
+    count = len(jax.eval_shape(value, tuple(x[:1] for x in laid)))
+    start = (jnp.zeros((_BLOCK, *like.shape), like.dtype),) * count
+    totals = _scan(add, start, laid)
+    return tuple(_sum(total) / laid[0].shape[0] for total in totals)
+
+
+@compiled
+def _mixture_terms(laid: Columns, y: jax.Array, upper: jax.Array) -> Columns:
+    """F (1 - F where `upper`), density and its slope."""
+    terms = _emg_terms if len(laid) == 4 else _normal_terms
+    return _average(lambda draw: terms(y, upper, *_columns(draw)), laid, y)
+
+
+@compiled
+def _coarse_terms(columns: Columns, u: jax.Array, upper: jax.Array) -> Columns:
+    """`_mixture_terms` in single precision, from columns that are made already."""
+    terms = _emg_terms if len(columns) == 3 else _normal_terms
+    return _average(lambda draw: terms(u, upper, *draw), columns, u)
+
+
+@compiled
+def _mixture_log_density(laid: Columns, y: jax.Array) -> tuple[jax.Array]:
+    """Logarithm of the mean density, the largest term taken out of the sum."""
+    log_density = _emg_log_density if len(laid) == 4 else _normal_log_density
+
+    def add(carry: Any, draw: Any) -> Any:
+        largest, total = carry
+        value = log_density(y, *_columns(draw))
+        new = jnp.maximum(largest, value)
+        reference = jnp.where(new == -jnp.inf, 0.0, new)
+        total = total * jnp.exp(largest - reference) + jnp.exp(value - reference)
+        return new, total
+
+    zero = jnp.zeros((_BLOCK, *y.shape))
+    parts, totals = _scan(add, (zero - jnp.inf, zero), laid)
+    largest = jnp.max(parts, axis=0)
+    reference = jnp.where(largest == -jnp.inf, 0.0, largest)
+    total = _sum(totals * jnp.exp(parts - reference))
+    return (largest + jnp.log(total / laid[0].shape[0]),)
+
+
+@compiled
+def _mixture_deviation(laid: Columns, y: jax.Array) -> Columns:
+    """E|Y - y|."""
+    deviation = _emg_deviation if len(laid) == 4 else _normal_deviation
+    return _average(lambda draw: (deviation(y, *_columns(draw)),), laid, y)
+
+
+@compiled
+def _weight_moments(laid: Columns) -> tuple[jax.Array, jax.Array]:
+    """Means and standard deviations (K, lanes) of K arrays of draws, exact for equal values."""
+    first = [x[0] for x in laid]
+    start = (jnp.zeros((_BLOCK, laid[0].shape[1])),) * len(laid)
+
+    def survey(total: Columns, draw: Columns) -> Columns:
+        return tuple(t + (x - x0) for t, x, x0 in zip(total, draw, first, strict=True))
+
+    shift = [jnp.sum(total, axis=0) / len(laid[0]) for total in _scan(survey, start, laid)]
+
+    def add(total: Columns, draw: Columns) -> Columns:
+        centred = (x - x0 - mean for x, x0, mean in zip(draw, first, shift, strict=True))
+        return tuple(t + x * x for t, x in zip(total, centred, strict=True))
+
+    squares = [jnp.sum(total, axis=0) / len(laid[0]) for total in _scan(add, start, laid)]
+    means = [x0 + mean for x0, mean in zip(first, shift, strict=True)]
+    return jnp.stack(means), jnp.sqrt(jnp.stack(squares))
+
+
+def weight_moments(weights: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Means and standard deviations (K, n) of weights (K, n, S)."""
+    found = []
+    for start in range(0, weights.shape[1], LANES):
+        part = weights[:, start : start + LANES]
+        with jax.enable_x64(True):
+            moments = _weight_moments(tuple(_laid(x, LANES) for x in part))
+        found.append(np.stack(moments)[..., : part.shape[1]])
+    mean, sd = np.concatenate(found, axis=-1)
+    return mean, sd
+
+
+def _laid(values: FloatArray, lanes: int) -> FloatArray:
+    """Draws (n, S) as (S, lanes), padded by the last site; a view where they lie so already."""
+    n, size = values.shape
+    if n == lanes:
+        return np.ascontiguousarray(values.T, dtype=np.float64)
+    laid = np.empty((size, lanes))
+    laid[:, :n] = values.T
+    laid[:, n:] = values[-1][:, None]
+    return laid
+
+
+@compiled
 def _moments(laid: Columns) -> dict[str, jax.Array]:
     """Moments of the mixture, the parts of its variance, and the ranges of its parameters."""
     first = [x[0] for x in laid]
@@ -294,18 +339,21 @@ def _moment_terms(
 
 @dataclass(frozen=True)
 class Tile:
-    """At most `LANES` sites, laid out for the compiled programs (padded by the last site).
+    """Some sites, laid out for the compiled programs (padded by the last site).
 
     Parameters
     ----------
     mixture, residual, scale, skew : (n, S)
         As in `bne.prediction.FieldDraws`; no skew for normal noise.
+    lanes : int
+        Sites that the programs are compiled for, at least n.
     """
 
     mixture: FloatArray
     residual: FloatArray
     scale: FloatArray
     skew: FloatArray | None = None
+    lanes: int = LANES
 
     @property
     def n(self) -> int:
@@ -313,29 +361,21 @@ class Tile:
         return int(self.mixture.shape[0])
 
     @cached_property
-    def _laid(self) -> Columns:
+    def _laid(self) -> tuple[FloatArray, ...]:
         """The draws as (S, lanes)."""
-        rows = np.minimum(np.arange(LANES), self.n - 1)
         given = (self.mixture, self.residual, self.scale, self.skew)
-        padded = [x if self.n == LANES else x[rows] for x in given if x is not None]
-        with jax.enable_x64(True):
-            laid: Columns = _transpose(tuple(np.asarray(x, np.float64) for x in padded))
-        return laid
+        return tuple(_laid(x, self.lanes) for x in given if x is not None)
 
     @cached_property
-    def _columns(self) -> Columns:
-        with jax.enable_x64(True):
-            columns: Columns = _columns(self._laid)
-        return columns
-
-    @cached_property
-    def _coarse(self) -> tuple[Columns, Columns]:
+    def _coarse(self) -> tuple[tuple[FloatArray, ...], tuple[FloatArray, ...]]:
         """Columns in single precision, of all draws and of some of them, evenly spaced."""
-        centre, unit = self.moments["mean"], np.sqrt(self.moments["total"])
-        step = max(1, self.mixture.shape[1] // _THINNED)
+        centre, unit = self._pad(self.moments["mean"]), self._pad(np.sqrt(self.moments["total"]))
         with jax.enable_x64(True):
-            columns = _coarse_columns(self._columns, self._pad(centre), self._pad(unit))
-            return columns, tuple(x[step // 2 :: step] for x in columns)
+            columns = tuple(map(np.asarray, _coarse_columns(self._laid, centre, unit)))
+        size = self.mixture.shape[1]
+        count = min(size, _THINNED)
+        chosen = (2 * np.arange(count) + 1) * size // (2 * count)
+        return columns, tuple(x[chosen] for x in columns)
 
     @cached_property
     def moments(self) -> dict[str, FloatArray]:
@@ -344,36 +384,43 @@ class Tile:
             return {name: np.asarray(x)[: self.n] for name, x in _moments(self._laid).items()}
 
     def pick(self, lane: IntArray) -> Tile:
-        """A tile of at most `LANES` of the sites, in any order, with repetitions."""
-        skew = None if self.skew is None else self.skew[lane]
-        return Tile(self.mixture[lane], self.residual[lane], self.scale[lane], skew)
+        """A tile of at most `FEW` of the sites, in any order, with repetitions."""
+        mixture, residual, scale, *skew = (x[:, lane].T for x in self._laid)
+        return Tile(mixture, residual, scale, skew[0] if skew else None, FEW)
 
     def terms(self, y: FloatArray, upper: BoolArray) -> FloatArray:
         """F (1 - F where `upper`), density and its slope at m values of y per site, (3, m, n)."""
-        return self._evaluate(_mixture_terms, self._columns, y, upper)
+        return self._evaluate(partial(_mixture_terms, self._laid), y, upper)
 
     def coarse_terms(self, u: FloatArray, upper: BoolArray, *, thinned: bool) -> FloatArray:
         """`terms` of u = (y - mean) / sd to about five digits, of all draws or of some of them."""
         columns = self._coarse[1 if thinned else 0]
-        return self._evaluate(_mixture_terms, columns, u.astype(np.float32), upper)
+        points = u.astype(np.float32)
+        return self._evaluate(partial(_coarse_terms, columns), points, upper)
 
     def log_density(self, y: FloatArray) -> FloatArray:
         """Log density at m values of y per site, (m, n)."""
-        return np.asarray(self._evaluate(_mixture_log_density, self._columns, y)[0])
+        return np.asarray(self._evaluate(partial(_mixture_log_density, self._laid), y)[0])
 
     def deviation(self, y: FloatArray) -> FloatArray:
         """Mean absolute deviation E|Y - y| at m values of y per site, (m, n)."""
-        return np.asarray(self._evaluate(_mixture_deviation, self._columns, y)[0])
+        return np.asarray(self._evaluate(partial(_mixture_deviation, self._laid), y)[0])
 
-    def _evaluate(
-        self, program: Callable[..., Any], columns: Columns, *points: NDArray[Any]
-    ) -> FloatArray:
-        with jax.enable_x64(True):
-            rows = [
-                np.stack(program(columns, *(self._pad(x) for x in row)))[:, : self.n]
-                for row in zip(*points, strict=True)
-            ]
-        return np.stack(rows, axis=1).astype(np.float64, copy=False)
+    def _evaluate(self, program: Callable[..., Any], *points: NDArray[Any]) -> FloatArray:
+        count = len(points[0])
+        padded = [self._pad(x) for x in points]
+        found = []
+        for start in range(0, count, _POINTS):
+            # A single point would be compiled otherwise, and round otherwise, than several.
+            chosen = np.minimum(
+                np.arange(start, max(min(start + _POINTS, count), start + 2)), count - 1
+            )
+            with jax.enable_x64(True):
+                found.append(np.stack(program(*(x[chosen] for x in padded))))
+        whole = np.concatenate(found, axis=1)[:, :count, : self.n]
+        return whole.astype(np.float64, copy=False)
 
     def _pad(self, values: NDArray[Any]) -> NDArray[Any]:
-        return np.pad(values, (0, LANES - self.n), mode="edge")
+        """Values (..., n) at all lanes, those of the last site repeated."""
+        padding = [(0, 0)] * (values.ndim - 1) + [(0, self.lanes - self.n)]
+        return np.pad(values, padding, mode="edge")

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from bne._mixture import LANES, Tile
+from bne._mixture import FEW, Tile
 from bne.noise import emg_ppf
 
 __all__ = ["half_spread", "quantiles"]
@@ -144,15 +144,15 @@ def _approach(tile: Tile, search: _Search) -> None:
 def _finish(tile: Tile, search: _Search) -> FloatArray:
     """Fine stage for the pairs that one step did not settle, gathered in tiles of their own."""
     found = np.empty(search.x.size)
-    for start in range(0, found.size, LANES):
-        part = search.at(slice(start, start + LANES))
+    for start in range(0, found.size, FEW):
+        part = search.at(slice(start, start + FEW))
         own, open_ = tile.pick(part.lane), np.full(part.x.size, True)
         while open_.any():
             before = part.x
             arrived = part.advance(*own.terms(before[None], part.upper[None])[:, 0])
             part.x = np.where(open_, part.x, before)
             open_ &= ~arrived
-        found[start : start + LANES] = part.x
+        found[start : start + FEW] = part.x
     return found
 
 

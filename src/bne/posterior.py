@@ -6,15 +6,21 @@ throughout; nothing is averaged before the predictive law is formed.
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from bne._compile import LANES, compiled
 from bne.fitting import site_values
 from bne.inference import Draws
-from bne.model import MU_LAMBDA, Process, softmax_weights
+from bne.model import MU_LAMBDA, Process, helmert, softmax_weights
 from bne.prediction import FieldDraws
 from bne.problem import Problem
 from bne.processes import Representation
@@ -32,18 +38,15 @@ class _Field:
     representation: Representation
     log_lengthscale: FloatArray
     amplitude: FloatArray
-    prepared: FloatArray
+    prepared: list[Any]
     seed: int
 
-    def at(self, coords: FloatArray) -> FloatArray:
-        """Values (copies, n, S) at sites."""
-        return np.stack(
-            [
-                self.amplitude
-                * self.representation.draws(coords, self.log_lengthscale, part, self.seed + copy)
-                for copy, part in enumerate(self.prepared)
-            ]
-        )
+    def at(self, coords: FloatArray) -> list[NDArray[Any]]:
+        """Values (S, n) of every copy at sites, at unit amplitude."""
+        return [
+            self.representation.draws(coords, self.log_lengthscale, part, self.seed + copy).T
+            for copy, part in enumerate(self.prepared)
+        ]
 
 
 @dataclass(frozen=True)
@@ -81,25 +84,34 @@ class Posterior:
         coords : (n, d) in the coordinates of the problem.
         base : (n, K) predictions of the base models, in the units of y.
         """
-        standardiser, fields = self.problem.standardiser, self._fields
-        omega = self._weights(coords)
-        mixture = np.einsum("nk,kns->ns", base, omega)
-        if self.problem.options.strategy == "plugin":
-            mixture = np.broadcast_to(mixture.mean(axis=1, keepdims=True), mixture.shape).copy()
-        residual = self._residual(coords, standardiser.forward(base))
-        scale = np.broadcast_to(self.last.value("log_sigma").ravel(), mixture.shape)
-        if "log_scale" in fields:
-            scale = scale + fields["log_scale"].at(coords)[0]
-        skew = None
-        if "log_skew" in fields:
-            skew = standardiser.scale * np.exp(MU_LAMBDA + fields["log_skew"].at(coords)[0])
-        return FieldDraws(
-            weights=omega,
-            mixture=mixture,
-            residual=standardiser.scale * residual,
-            scale=standardiser.scale * np.exp(scale),
-            skew=skew,
+        starts = range(0, len(coords), LANES)
+        tiles = [self._tile(coords[i : i + LANES], base[i : i + LANES]) for i in starts]
+        joined = {
+            name: values if len(tiles) == 1 else np.concatenate([t[name] for t in tiles], axis=-1)
+            for name, values in tiles[0].items()
+        }
+        return FieldDraws(**{name: x.swapaxes(-1, -2) for name, x in joined.items()})
+
+    def _tile(self, coords: FloatArray, base: FloatArray) -> dict[str, FloatArray]:
+        """What `fields` says at no more than `LANES` sites, draws first."""
+        standardiser = self.problem.standardiser
+        at_sites = (
+            {
+                name: [_padded(values) for values in field.at(coords)]
+                for name, field in self._fields.items()
+            },
+            self._trend(_padded(coords.T).T, standardiser.forward(_padded(base.T).T)),
+            _padded(base.T),
         )
+        with jax.enable_x64(True):
+            found = _in_units(
+                *at_sites,
+                {name: field.amplitude for name, field in self._fields.items()},
+                self.last.value("log_sigma").ravel(),
+                standardiser.scale,
+                plugin=self.problem.options.strategy == "plugin",
+            )
+        return {name: np.asarray(values)[..., : len(coords)] for name, values in found.items()}
 
     def outside(self, coords: FloatArray) -> NDArray[np.bool_]:
         """Sites (n,) at which the representation does not hold."""
@@ -156,23 +168,12 @@ class Posterior:
         n = len(self.problem.response)
         return np.unique(np.linspace(0, n - 1, min(limit, n)).round().astype(np.intp))
 
-    def _weights(self, coords: FloatArray) -> FloatArray:
-        """Weights (K, n, S)."""
-        if "weights" not in self._fields:
-            return np.ones((1, len(coords), self.n_draws))
-        return np.asarray(
-            softmax_weights(self._fields["weights"].at(coords), self.problem.n_models, np)
-        )
-
-    def _residual(self, coords: FloatArray, base: FloatArray) -> FloatArray:
-        """Residual process plus prior mean (n, S), in standard units."""
-        total = np.zeros((len(coords), self.n_draws))
-        if "residual" in self._fields:
-            total = self._fields["residual"].at(coords)[0]
-        if self.last.structure.n_trend:
-            beta = self.last.trend.reshape(self.n_draws, -1)
-            total = total + self.problem.trend.columns(coords, base) @ beta.T
-        return total
+    def _trend(self, coords: FloatArray, base: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Coefficients (S, p) and columns (n, p) of the prior mean, in standard units."""
+        beta = self.last.trend.reshape(self.n_draws, -1)
+        if not self.last.structure.n_trend:
+            return beta, np.zeros((len(coords), 0))
+        return beta, self.problem.trend.columns(coords, base)
 
     @cached_property
     def _fields(self) -> dict[str, _Field]:
@@ -198,7 +199,62 @@ class Posterior:
             representation.prepare(log_l, np.ascontiguousarray(whitened[:, copy]), seed + copy)
             for copy in range(process.copies)
         ]
-        return _Field(representation, log_l, amplitude, np.stack(prepared), seed)
+        return _Field(representation, log_l, amplitude, prepared, seed)
+
+
+def _padded(values: NDArray[Any]) -> NDArray[Any]:
+    """Rows of values (..., n) at all lanes, those of the last site repeated."""
+    missing = LANES - values.shape[1]
+    return np.pad(values, ((0, 0), (0, missing)), mode="edge") if missing else values
+
+
+@partial(compiled, static_argnames="plugin")
+def _in_units(
+    fields: dict[str, list[Any]],
+    trend: tuple[Any, Any],
+    base: Any,
+    amplitudes: dict[str, Any],
+    log_sigma: Any,
+    unit: Any,
+    *,
+    plugin: bool,
+) -> dict[str, Any]:
+    """Quantities of `FieldDraws`, draws first, from fields (S, n) at unit amplitude by process.
+
+    Exponentials of fields are taken in their precision; all else, such as products with base
+    (K, n), which may lie far from zero, is in double precision.
+    """
+    shape = len(log_sigma), base.shape[1]
+    scaled = {
+        name: [amplitudes[name][:, None].astype(x.dtype) * x for x in copies]
+        for name, copies in fields.items()
+    }
+    omega = _shares(scaled["weights"]) if "weights" in scaled else [jnp.ones(shape)]
+    mixture = sum(model * share for model, share in zip(base, omega, strict=True))
+    if plugin:
+        mixture = jnp.broadcast_to(jnp.mean(mixture, axis=0), shape)
+    beta, columns = trend
+    residual = beta @ columns.T
+    if "residual" in scaled:
+        residual = residual + scaled["residual"][0]
+    sigma, skew = unit * jnp.exp(log_sigma)[:, None], unit * math.exp(MU_LAMBDA)
+    found = {"weights": jnp.stack(omega), "mixture": mixture, "residual": unit * residual}
+    found["scale"] = jnp.broadcast_to(sigma, shape)
+    if "log_scale" in scaled:
+        found["scale"] = sigma * jnp.exp(scaled["log_scale"][0])
+    if "log_skew" in scaled:
+        found["skew"] = skew * jnp.exp(scaled["log_skew"][0])
+    return found
+
+
+def _shares(contrasts: list[Any]) -> list[Any]:
+    """`bne.model.softmax_weights`, model by model; they sum to one in double precision."""
+    basis = helmert(len(contrasts) + 1).astype(contrasts[0].dtype)
+    scores = [sum(x * v for x, v in zip(row, contrasts, strict=True)) for row in basis]
+    most = functools.reduce(jnp.maximum, scores)
+    exponentials = [jnp.exp(score - most).astype(np.float64) for score in scores]
+    total = sum(exponentials)
+    return [x / total for x in exponentials]
 
 
 def _conditional(values: FloatArray, scores: FloatArray, order: NDArray[np.int32]) -> FloatArray:

@@ -25,7 +25,8 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from threadpoolctl import threadpool_limits
 
-from bne._mixture import LANES, Tile
+from bne._compile import LANES
+from bne._mixture import Tile, weight_moments
 from bne._quantiles import half_spread, quantiles
 from bne.errors import InputError
 
@@ -392,7 +393,7 @@ class PredictiveLaw:
         mean, sd : (K, n)
             With an index, the sites name the columns.
         """
-        found = self._over_chunks(lambda rows: _mean_sd(self._draws(rows).weights))
+        found = self._over_chunks(lambda rows: weight_moments(self._draws(rows).weights))
         mean, sd = np.concatenate(found, axis=-1)
         return self._across(mean), self._across(sd)
 
@@ -421,7 +422,7 @@ class PredictiveLaw:
 
         def piece(rows: slice) -> dict[str, FloatArray]:
             draws = self._draws(rows)
-            mean, sd = _mean_sd(draws.weights)
+            mean, sd = weight_moments(draws.weights)
             weights = {"weight_mean": mean.T, "weight_sd": sd.T}
             return weights | _tiled(draws, rows, compute)
 
@@ -550,19 +551,6 @@ def _properties(tile: Tile, levels: FloatArray, limit: FloatArray | None) -> dic
     if limit is not None:
         found["exceedance"] = _survival(tile, limit.T)[0]
     return found
-
-
-def _mean_sd(values: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Mean and standard deviation along the last axis, exact for equal values."""
-    mean, sd = np.empty(values.shape[:-1]), np.empty(values.shape[:-1])
-    for place in np.ndindex(values.shape[:-1]):
-        row = np.ascontiguousarray(values[place], dtype=np.float64)
-        deviation = row - row[0]
-        shift = np.mean(deviation)
-        deviation -= shift
-        mean[place] = row[0] + shift
-        sd[place] = np.sqrt(np.dot(deviation, deviation) / row.size)
-    return mean, sd
 
 
 # Draws of y

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from bne._compile import LANES, compiled
 from bne.kernels import Kernel
 
 __all__ = ["Fourier", "Hilbert", "Representation"]
@@ -71,19 +72,20 @@ class Representation(Protocol):
         """Fields (n, size) of unit coefficients, one at a time (JAX)."""
         ...
 
-    def prepare(
-        self, log_lengthscales: FloatArray, coefficients: FloatArray, seed: int
-    ) -> FloatArray:
-        """What `draws` needs of S draws of coefficients (S, size) at unit amplitude (NumPy).
+    def prepare(self, log_lengthscales: FloatArray, coefficients: FloatArray, seed: int) -> Any:
+        """What `draws` needs of S draws of coefficients (S, size) at unit amplitude.
 
         Whatever has to be drawn beyond them is drawn here, from `seed`.
         """
         ...
 
     def draws(
-        self, coords: FloatArray, log_lengthscales: FloatArray, prepared: FloatArray, seed: int
-    ) -> FloatArray:
-        """Fields (n, S) of S draws at any sites, from what `prepare` made of them (NumPy)."""
+        self, coords: FloatArray, log_lengthscales: FloatArray, prepared: Any, seed: int
+    ) -> NDArray[Any]:
+        """Fields (n, S) of S draws at any sites, from what `prepare` made of them.
+
+        The field at a site does not depend on the sites beside it, rounding apart.
+        """
         ...
 
     def outside(self, coords: FloatArray) -> NDArray[np.bool_]:
@@ -147,13 +149,18 @@ class Hilbert:
         """The eigenfunctions stay; only their variances change."""
         return False
 
-    def features(self, coords: FloatArray, size: int | None = None) -> FloatArray:
+    def features(
+        self, coords: FloatArray, size: int | None = None, dtype: Any = np.float64
+    ) -> NDArray[Any]:
         """Eigenfunctions at `coords` (n, d), all or the `size` lowest: array (n, m)."""
         size = size or self.n_coefficients
         phase = (coords - self.origin) @ np.asarray(self.frequencies)[: size // 2].T
-        values = np.ones((len(coords), 2 * (size // 2) + 1))
-        np.cos(phase, out=values[:, 1::2])
-        np.sin(phase, out=values[:, 2::2])
+        if dtype != np.float64:  # keep all digits of what is left after whole turns
+            phase -= 2.0 * math.pi * np.rint(phase / (2.0 * math.pi))
+        phase = phase.astype(dtype, copy=False)
+        values = np.ones((len(coords), 2 * (size // 2) + 1), dtype)
+        values[:, 1::2] = np.cos(phase)
+        values[:, 2::2] = np.sin(phase)
         return values[:, :size]
 
     def log_sd(self, log_lengthscale: Any, size: int) -> Any:
@@ -220,19 +227,29 @@ class Hilbert:
             for start, end in zip([0, *ends[:-1]], ends, strict=True)
         )
 
-    def prepare(
-        self, log_lengthscales: FloatArray, coefficients: FloatArray, seed: int
-    ) -> FloatArray:
-        """Return the coefficients as they are."""
+    def prepare(self, log_lengthscales: FloatArray, coefficients: FloatArray, seed: int) -> Any:
+        """Coefficients in single precision, whose products are off by 1e-6 of the field's sd."""
         del log_lengthscales, seed
-        return coefficients
+        return jnp.asarray(coefficients, jnp.float32)
 
     def draws(
-        self, coords: FloatArray, log_lengthscales: FloatArray, prepared: FloatArray, seed: int
-    ) -> FloatArray:
-        """Fields (n, S) of the lowest coefficients (S, m)."""
+        self, coords: FloatArray, log_lengthscales: FloatArray, prepared: Any, seed: int
+    ) -> NDArray[Any]:
+        """Fields (n, S) of the lowest coefficients (S, m), in their precision.
+
+        Sites are taken `LANES` at a time, so that a product, and how it rounds, is the same for
+        each of them whatever the number of sites. The draws lie first in memory.
+        """
         del log_lengthscales, seed
-        return np.asarray(self.features(coords, prepared.shape[1]) @ prepared.T)
+        size, count = prepared.shape[1], len(coords)
+        fields = []
+        for start in range(0, count, LANES):
+            chosen = np.minimum(np.arange(start, start + LANES), count - 1)
+            features = self.features(coords[chosen], size, prepared.dtype)
+            with jax.enable_x64(True):
+                fields.append(np.asarray(_products(prepared, features)))
+        whole = fields[0] if len(fields) == 1 else np.concatenate(fields, axis=1)
+        return whole[:, :count].T
 
     def outside(self, coords: FloatArray) -> NDArray[np.bool_]:
         """Sites beyond the domain that the basis was built for."""
@@ -317,3 +334,9 @@ class Fourier:
     def outside(self, coords: FloatArray) -> NDArray[np.bool_]:
         """Nowhere: the features are stationary."""
         return np.zeros(len(coords), dtype=bool)
+
+
+@compiled
+def _products(coefficients: Any, features: Any) -> Any:
+    """Fields (S, n) of coefficients (S, m) of features (n, m)."""
+    return coefficients @ features.T

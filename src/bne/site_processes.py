@@ -223,12 +223,11 @@ class Dual(_AtSites):
 
     def root(self, log_lengthscale: float) -> FloatArray:
         """Symmetric root (n, n) of the covariance at the sites."""
-        scaled = self._scaled(np.array([log_lengthscale]))[0]
+        sd = self.basis.sd(np.array([log_lengthscale]), self.basis.n_coefficients)
+        scaled = self._features() * sd
         return _symmetric_root(scaled @ scaled.T + _JITTER * np.eye(len(scaled)))
 
-    def prepare(
-        self, log_lengthscales: FloatArray, coefficients: FloatArray, seed: int
-    ) -> FloatArray:
+    def prepare(self, log_lengthscales: FloatArray, coefficients: FloatArray, seed: int) -> Any:
         r"""Coefficients (S, m) of the basis, drawn given the values at the sites.
 
         :math:`\gamma = \gamma_0 + S\Phi^T(\Phi S\Phi^T)^{-1}(f - \Phi\gamma_0)` with a prior draw
@@ -236,20 +235,20 @@ class Dual(_AtSites):
         except by huge coefficients.
         """
         values = self.values(log_lengthscales, coefficients)
+        phi, products = self._features(), self._products()
         rng = np.random.default_rng([seed, 11])
         lifted = rng.standard_normal((len(values), self.basis.n_coefficients))
         for part in _batches(len(values)):
-            scaled = self._scaled(log_lengthscales[part])
-            gap = values[part] - np.einsum("snm,sm->sn", scaled, lifted[part])
-            gram = scaled @ scaled.transpose(0, 2, 1) + _JITTER * np.eye(len(self.sites))
-            weights = np.linalg.solve(gram, gap[..., None])[..., 0]
-            lifted[part] += np.einsum("snm,sn->sm", scaled, weights)
-            lifted[part] *= self.basis.sd(log_lengthscales[part], self.basis.n_coefficients)
-        return lifted
+            sd = self.basis.sd(log_lengthscales[part], self.basis.n_coefficients)
+            gap = values[part] - (lifted[part] * sd) @ phi.T
+            gram = (sd[:, ::2] ** 2 @ products).reshape(-1, *[len(phi)] * 2)
+            weights = np.linalg.solve(gram + _JITTER * np.eye(len(phi)), gap[..., None])[..., 0]
+            lifted[part] = sd * (lifted[part] + sd * (weights @ phi))
+        return self.basis.prepare(log_lengthscales, lifted, seed)
 
     def draws(
-        self, coords: FloatArray, log_lengthscales: FloatArray, prepared: FloatArray, seed: int
-    ) -> FloatArray:
+        self, coords: FloatArray, log_lengthscales: FloatArray, prepared: Any, seed: int
+    ) -> NDArray[Any]:
         """Fields (n, S) of coefficients (S, m) of the basis."""
         return self.basis.draws(coords, log_lengthscales, prepared, seed)
 
@@ -257,10 +256,16 @@ class Dual(_AtSites):
         """Sites beyond the domain of the basis."""
         return self.basis.outside(coords)
 
-    def _scaled(self, log_lengthscales: FloatArray) -> FloatArray:
-        """Eigenfunctions at the sites times their sds, (S, n, m)."""
-        phi = self.basis.features(np.asarray(self.sites))
-        return phi * self.basis.sd(log_lengthscales, self.basis.n_coefficients)[:, None, :]
+    def _features(self) -> FloatArray:
+        """Eigenfunctions at the sites, (n, m)."""
+        return self.basis.features(np.asarray(self.sites))
+
+    def _products(self) -> FloatArray:
+        """Products of eigenfunctions at pairs of sites, cosine with sine, (m // 2 + 1, n n)."""
+        phi = self._features().T
+        products = phi[:, :, None] * phi[:, None, :]
+        products[2::2] += products[1::2]
+        return products[::2].reshape(-1, phi.shape[1] ** 2)
 
 
 def _batches(count: int) -> list[slice]:
