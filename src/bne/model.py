@@ -24,11 +24,12 @@ gives exactly the prior law of :math:`\omega`.
 
 Coefficients are partially centred: :math:`\gamma = z\,\mathrm{sd}/\rho` with
 :math:`z \sim N(0, \rho^2)`, where *sd* is the prior sd of the coefficient under the current
-hyperparameters and the spread :math:`\rho = e^{c\,h(u)}` follows its departure
-:math:`u = \log(\mathrm{sd}/\mathrm{sd}_0)` from a fixed reference, with *c* in [0, 1]. Upwards
-:math:`h(u) \approx u`; downwards *h* levels off, for a process that vanishes is best sampled
-non-centred: else all its coefficients would have to vanish with it. The law of :math:`\gamma` does
-not depend on :math:`\rho`; how easily it is sampled does.
+hyperparameters and :math:`\rho^2 = 1 + (\mathrm{sd}/\tau)^2` its spread. Far below the turn
+:math:`\tau` the coefficient is non-centred, :math:`\gamma = z\,\mathrm{sd}`; far above it is
+centred, :math:`\gamma = z\,\tau`. With :math:`\tau` the sd of what the data alone say about
+:math:`\gamma`, the sd of *z* given data and hyperparameters is one whatever the hyperparameters
+are: :math:`\mathrm{sd}(\gamma)^{-2} = \mathrm{sd}^{-2} + \tau^{-2} = (\rho/\mathrm{sd})^2`. The
+law of :math:`\gamma` does not depend on :math:`\tau`; how easily it is sampled does.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from bne.processes import Representation
 
 __all__ = [
     "MU_LAMBDA",
+    "NEVER",
     "Centring",
     "ModelData",
     "Process",
@@ -66,7 +68,7 @@ __all__ = [
 
 FloatArray = NDArray[np.float64]
 MU_LAMBDA = -3.0
-_FLOOR = 1.0  # how far below its reference a process is centred, in log sd
+NEVER = 100.0  # log of a turn that no prior sd reaches: not centred
 PROCESSES = ("weights", "residual", "log_scale", "log_skew")
 
 
@@ -166,15 +168,13 @@ class Structure:
 
 
 class Centring(NamedTuple):
-    """How far each coefficient of a process is centred, and the log sd that it refers to."""
+    """Log prior sd at which each coefficient goes over from non-centred to centred."""
 
-    share: Any
-    log_reference: Any
+    log_turn: Any
 
     def log_spread(self, log_sd: Any, xp: Any = jnp) -> Any:
         """Log prior sd of z, where that of the coefficient is `log_sd`."""
-        u = log_sd - self.log_reference
-        return self.share * 0.5 * (u - _FLOOR + xp.sqrt((u + _FLOOR) ** 2 + 1.0))
+        return 0.5 * xp.logaddexp(0.0, 2.0 * (log_sd - self.log_turn))
 
 
 @jax.tree_util.register_dataclass
@@ -205,7 +205,7 @@ class ModelData:
 
     def non_centred(self, structure: Structure) -> ModelData:
         """Return a copy in which every coefficient is non-centred."""
-        zero = {p.name: Centring(np.zeros(p.size), np.zeros(p.size)) for p in structure.processes}
+        zero = {p.name: Centring(np.full(p.size, NEVER)) for p in structure.processes}
         return replace(self, centring=zero)
 
 
