@@ -35,7 +35,7 @@ Progress = Callable[[int, int], None]
 
 _MAX_LEAPS = 512
 _PATH_DIMENSIONS = 6
-_CAREFUL, _CAREFUL_SHARE = 0.125, 0.2  # transitions with smaller steps, and how much smaller
+_CAREFUL, _CAREFUL_SHARE = 0.125, 0.25  # transitions with smaller steps, and how much smaller
 _CACHED = 250_000  # numbers that stay in the cache of a core
 _ADAPT_METRIC = (0.06, 0.12, 0.2, 0.31, 0.45, 0.65, 0.88)
 _ADAPT_CENTRING = (0.12, 0.31, 0.65)
@@ -311,8 +311,8 @@ class Sampler:
     def _plan(self, index: int) -> Plan:
         """Plan of a shard: the same leapfrog steps for all, but noise of its own.
 
-        Some transitions take far smaller steps: where the posterior has a narrow neck, in which
-        every step of the usual size is rejected, they lead out of it.
+        Some transitions go as far in far smaller steps: where the posterior has a narrow neck, in
+        which every step of the usual size is rejected, they lead through it.
         """
         s = self.settings
         common = np.random.default_rng([self.seed, self.block, 1])
@@ -321,10 +321,10 @@ class Sampler:
         steps = [sh.log_step if warming else sh.log_step_mean for sh in self.shards]
         size = float(np.exp(np.mean(steps)))
         length = s.path_length * (0.2 if self.block == 0 else 1.0)
-        wanted = length * common.uniform(0.6, 1.4, s.block) / size
+        share = np.where(common.random(s.block) < _CAREFUL, _CAREFUL_SHARE, 1.0)
+        wanted = length * common.uniform(0.6, 1.4, s.block) / (size * share)
         limit = 16 if self.block < 2 else _MAX_LEAPS
         n_steps = np.clip(np.rint(wanted), 1, limit).astype(np.int32)
-        share = np.where(common.random(s.block) < _CAREFUL, _CAREFUL_SHARE, 1.0)
         rows = self._rows(self.block)[:, index * self.shard_size :][:, : self.shard_size]
         shape = rows.shape
         noise = own.standard_normal((*shape, self.structure.dimension))
