@@ -55,7 +55,8 @@ def assert_usable(approximation: Approximation, sites: FloatArray) -> None:
         assert size <= process.n_coefficients
         sd = np.exp(np.asarray(process.log_sd(jnp.asarray(log_l), size)))
         if isinstance(process, Exact | Dual):
-            variance = np.sum(features[0] ** 2, axis=1)
+            root = process.columns(features, jnp.asarray(log_l), size)
+            variance = np.sum(np.asarray(root) ** 2, axis=1)
         else:
             each = np.eye(size, process.n_coefficients) * sd[:, None]
             variance = np.sum(process.draws(sites, np.full(size, log_l), each, 0) ** 2, axis=1)

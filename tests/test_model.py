@@ -18,6 +18,7 @@ from scipy import special, stats
 
 from bne.kernels import Kernel
 from bne.model import (
+    NEVER,
     Centring,
     ModelData,
     Process,
@@ -255,7 +256,7 @@ class TestLogDensity:
             assert float(mine) == pytest.approx(float(normal + extra), rel=1e-9)
 
 
-SHARES = {"weights": 0.3, "residual": 0.8, "log_scale": 1.0, "log_skew": 0.0}
+TURNS = {"weights": -1.0, "residual": -4.0, "log_scale": -2.0, "log_skew": 100.0}
 
 
 def centred(structure: Structure) -> ModelData:
@@ -264,10 +265,7 @@ def centred(structure: Structure) -> ModelData:
     return replace(
         case().data,
         centring={
-            p.name: Centring(
-                SHARES[p.name] * rng.uniform(0.5, 1.0, p.size), rng.normal(-1.0, 0.5, p.size)
-            )
-            for p in structure.processes
+            p.name: Centring(rng.normal(TURNS[p.name], 0.5, p.size)) for p in structure.processes
         },
     )
 
@@ -280,9 +278,11 @@ class TestCentring:
         for q in positions(structure):
             other, log_jacobian = q.copy(), 0.0
             for p in structure.processes:
-                share, reference = moved.centring[p.name]
-                u = np.asarray(log_prior_sd(structure, q, plain, p)) - reference
-                log_spread = 0.5 * share * (u - 1.0 + np.hypot(u + 1.0, 1.0))
+                u = (
+                    np.asarray(log_prior_sd(structure, q, plain, p))
+                    - moved.centring[p.name].log_turn
+                )
+                log_spread = np.log(np.hypot(1.0, np.exp(u)))
                 other[structure.blocks()[p.name]] *= np.tile(np.exp(log_spread), p.copies)
                 log_jacobian -= p.copies * log_spread.sum()
                 gamma, _ = coefficients(structure, q, plain, p)
@@ -290,10 +290,17 @@ class TestCentring:
                 np.testing.assert_allclose(same, gamma, rtol=1e-10)
             assert float(f_moved(other)) == pytest.approx(float(f_plain(q)) + log_jacobian)
 
-    def test_follows_the_prior_upwards_and_levels_off_downwards(self) -> None:
-        spread = Centring(np.array([1.0, 0.5, 0.0]), np.zeros(3)).log_spread
-        np.testing.assert_allclose(spread(20.0, np), [20.0, 10.0, 0.0], rtol=2e-3)
-        np.testing.assert_allclose(spread(-20.0, np), [-1.0, -0.5, 0.0], atol=0.02)
+    def test_follows_the_prior_above_the_turn_and_levels_off_below(self) -> None:
+        spread = Centring(np.array([0.0, 5.0, NEVER])).log_spread
+        np.testing.assert_allclose(spread(20.0, np), [20.0, 15.0, 0.0], atol=1e-10)
+        np.testing.assert_allclose(spread(-20.0, np), 0.0, atol=1e-10)
+
+    def test_leaves_z_as_uncertain_whatever_the_amplitude(self) -> None:
+        """Given data of precision tau^-2, gamma has precision sd^-2 + tau^-2; z has sd one."""
+        log_sd, log_turn = np.linspace(-3.0, 3.0, 7), 0.4
+        sd_gamma = (np.exp(-2.0 * log_sd) + np.exp(-2.0 * log_turn)) ** -0.5
+        rho = np.exp(Centring(np.asarray(log_turn)).log_spread(log_sd, np))
+        np.testing.assert_allclose(sd_gamma * rho / np.exp(log_sd), 1.0, rtol=1e-12)
 
     def test_leaves_the_law_of_the_coefficients(self) -> None:
         structure = structure_of(("residual",))

@@ -399,6 +399,28 @@ class TestNodes:
         ends = nodes.interpolation(jnp.log(jnp.asarray([2.0, 50.0])))
         np.testing.assert_allclose(beyond, ends, atol=1e-9)
 
+    def test_slopes_are_those_of_the_shares_and_vanish_beyond_the_range(self) -> None:
+        nodes = Nodes.of(9, math.log(2.0), math.log(50.0))
+        log_l, h = jnp.log(jnp.asarray([1.0, 2.1, 7.0, 31.0, 49.0, 60.0])), 1e-6
+        shares, slopes = nodes.shares_and_slopes(log_l)
+        np.testing.assert_allclose(shares, nodes.interpolation(log_l), atol=1e-12)
+        above, below = nodes.interpolation(log_l + h), nodes.interpolation(log_l - h)
+        np.testing.assert_allclose(slopes, (above - below) / (2.0 * h), atol=1e-6)
+        np.testing.assert_array_equal(slopes[jnp.asarray([0, -1])], 0.0)
+
+    @pytest.mark.parametrize("error", [1e-2, 1e-3])
+    def test_fewer_matrices_than_nodes_within_the_error(self, error: float) -> None:
+        sites = sites_in(np.random.default_rng(3), 40, 2)
+        root = Exact.build(Kernel(), sites, 5.0, 150.0).root
+        nodes = Nodes.between(5.0, 150.0, root, error)
+        matrices = nodes.matrices(np.stack([root(float(u)) for u in nodes.positions]))
+        assert len(matrices) < len(nodes.positions)
+        for log_l in np.linspace(math.log(5.0), math.log(150.0), 50):
+            shares = nodes.interpolation(np.array([log_l]), np)[0]
+            found = np.tensordot(shares, matrices, 1)
+            exact = dense(Kernel(), sites, sites, math.exp(log_l))
+            assert np.abs(found @ found.T - exact).max() < 2.0 * error
+
     # Largest error of a covariance rebuilt from the interpolated root, as a share of the variance.
     # The covariance of the squared exponential is singular to rounding, and its root moves fast.
     TOLERANCE = {  # noqa: RUF012
@@ -579,6 +601,13 @@ class TestDual:
         new = rng.uniform(*dual.basis.domain, (30, 2))
         variance = np.var(dual.draws(new, log_l, gamma, seed=0), axis=1)
         np.testing.assert_allclose(variance, 1.0, atol=Z * np.sqrt(2.0 / count))
+
+    def test_coefficients_are_waves_in_order(self, dual: Dual) -> None:
+        """At the middle of the range each moves the field along an axis of its own."""
+        middle = float(np.mean(dual.nodes.ends))
+        gram = dual.root(middle).T @ dual.root(middle)
+        np.testing.assert_allclose(gram, np.diag(np.diag(gram)), atol=1e-6)
+        assert np.all(np.diff(np.diag(gram)) <= 1e-9)
 
     def test_has_features_at_its_own_sites_only(self, dual: Dual) -> None:
         with pytest.raises(ValueError, match="at the training sites only"):

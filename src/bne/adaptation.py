@@ -19,6 +19,7 @@ from sklearn.covariance import ledoit_wolf_shrinkage
 
 from bne.hmc import Metric, metric
 from bne.model import (
+    NEVER,
     Centring,
     ModelData,
     Structure,
@@ -136,23 +137,22 @@ class Linearised:
         return found
 
     def centring(self) -> dict[str, Centring]:
-        r"""Centre a coefficient where its precision comes from the data rather than the prior.
+        r"""Where each coefficient turns: at the sd of what the data alone say about it.
 
         That given all other parameters: with many coefficients, each by itself may remain uncertain
         in a field that is known well, and were it not centred, the hyperparameters could hardly
-        move. With the ratio *q* of the two precisions the share is :math:`q^3/(1 + q^3)`.
+        move. With the ratio *q* of its precisions from data and prior it is
+        :math:`\mathrm{sd}/\sqrt q`. A coefficient of which the data say next to nothing never
+        turns.
         """
-        share = np.zeros(self.structure.dimension)
-        ratio = np.diag(self.precision) * self.spread[self.index] ** 2 - 1.0
-        share[self.index] = 1.0 - 1.0 / (1.0 + np.maximum(ratio, 0.0) ** 3)
-        share[share < _NEGLIGIBLE] = 0.0
-        return {
-            p.name: Centring(
-                share[self.structure.blocks()[p.name]].reshape(p.copies, p.size).mean(axis=0),
-                self.log_sd[p.name],
-            )
-            for p in self.structure.processes
-        }
+        ratio = np.zeros(self.structure.dimension)
+        ratio[self.index] = np.diag(self.precision) * self.spread[self.index] ** 2 - 1.0
+        centring = {}
+        for p in self.structure.processes:
+            known = ratio[self.structure.blocks()[p.name]].reshape(p.copies, p.size).mean(axis=0)
+            turn = self.log_sd[p.name] - 0.5 * np.log(np.maximum(known, _NEGLIGIBLE))
+            centring[p.name] = Centring(np.where(known > _NEGLIGIBLE, turn, NEVER))
+        return centring
 
     def gain(self) -> FloatArray:
         r"""Matrix (m, n) from a change of the data to the change of the residual's coefficients z.

@@ -51,14 +51,16 @@ class Metric(NamedTuple):
 class Plan(NamedTuple):
     """What the transitions of one call do.
 
-    Leapfrog steps (T,), their size as a share of the learned one (T,), mixture rows (T, C), keys
-    (T,). Where a share is not one, the step size does not adapt.
+    Leapfrog steps (T,), their size as a share of the learned one (T,), mixture rows (T, C), and the
+    chance of every transition: normal numbers (T, C, P) and uniform ones (T, C). Where a share is
+    not one, the step size does not adapt.
     """
 
     n_steps: Any
     share: Any
     rows: Any
-    keys: Any
+    noise: Any
+    uniform: Any
 
 
 class Control(NamedTuple):
@@ -117,16 +119,14 @@ def advance(
         if gain.size:
             shift = (mixtures[shard.row] - mixture) @ gain.T
             start = start.at[:, structure.blocks()["residual"]].add(shift)
-        key_momentum, key_accept = jax.random.split(step.keys)
-        momentum = _draw_momentum(key_momentum, start, metric)
+        momentum = _momentum(step.noise, metric)
         size = jnp.exp(jnp.where(control.adapting > 0, shard.log_step, shard.log_step_mean))
         size = step.share * size
         end, energy, change_of_energy = _trajectory(
             lambda q: gradient(q, data, mixture), start, momentum, metric, size, step.n_steps
         )
         acceptance = jnp.exp(-jnp.maximum(change_of_energy, 0.0))
-        accept = jax.random.uniform(key_accept, acceptance.shape, start.dtype) < acceptance
-        position = jnp.where(accept[:, None], end, start)
+        position = jnp.where((step.uniform < acceptance)[:, None], end, start)
         moved = shard._replace(position=position, row=step.rows)
         moved = _adapt(moved, acceptance, control, (control.adapting > 0) & (step.share == 1.0))
         divergent = change_of_energy > DIVERGENT_ENERGY
@@ -135,9 +135,8 @@ def advance(
     return jax.lax.scan(transition, shard, plan)
 
 
-def _draw_momentum(key: Any, position: Any, metric: Metric) -> Any:
-    noise = jax.random.normal(key, position.shape, position.dtype)
-    if _dense(position, metric):
+def _momentum(noise: Any, metric: Metric) -> Any:
+    if _dense(noise, metric):
         return noise @ metric.momentum
     momentum = noise / jnp.sqrt(metric.diagonal)
     return momentum.at[:, metric.index].set(noise[:, metric.index] @ metric.momentum)

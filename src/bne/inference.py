@@ -8,7 +8,7 @@ the seed alone, not on how many cores there are.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -35,7 +35,7 @@ Progress = Callable[[int, int], None]
 
 _MAX_LEAPS = 512
 _PATH_DIMENSIONS = 6
-_CAREFUL, _CAREFUL_SHARE = 0.125, 0.2  # transitions with smaller steps, and how much smaller
+_CAREFUL, _CAREFUL_SHARE = 0.125, 0.25  # transitions with smaller steps, and how much smaller
 _CACHED = 250_000  # numbers that stay in the cache of a core
 _ADAPT_METRIC = (0.06, 0.12, 0.2, 0.31, 0.45, 0.65, 0.88)
 _ADAPT_CENTRING = (0.12, 0.31, 0.65)
@@ -225,9 +225,9 @@ class Sampler:
 
     def step(self, pool: ThreadPoolExecutor) -> None:
         """Advance every chain by one block; in the first, one compiles for all."""
-        tasks = zip(range(len(self.shards)), self._plans(), strict=True)
-        records = [self._advance(*next(tasks))] if self.block == 0 else []
-        records += pool.map(lambda task: self._advance(*task), tasks)
+        tasks = iter(range(len(self.shards)))
+        records = [self._advance(next(tasks))] if self.block == 0 else []
+        records += pool.map(self._advance, tasks)
         self.shards = [shard for shard, _ in records]
         positions = np.concatenate([r.position for _, r in records], axis=1)
         if self.block < self.settings.warmup_blocks:
@@ -291,7 +291,7 @@ class Sampler:
         ]
         self.window, self.kept, self.stats = listed("window"), listed("kept"), listed("stats")
 
-    def _advance(self, index: int, plan: Plan) -> tuple[Shard, Record]:
+    def _advance(self, index: int) -> tuple[Shard, Record]:
         warming = self.block < self.settings.warmup_blocks
         control = Control(float(warming), self.settings.target_accept)
         with jax.enable_x64(True):
@@ -302,33 +302,33 @@ class Sampler:
                 self.mixtures,
                 self.gain,
                 self.metric,
-                plan,
+                self._plan(index),
                 control,
             )
             shard, record = jax.tree.map(np.asarray, jax.device_get(found))
         return shard, record
 
-    def _plans(self) -> Iterator[Plan]:
-        """One plan per shard: the same leapfrog steps for all.
+    def _plan(self, index: int) -> Plan:
+        """Plan of a shard: the same leapfrog steps for all, but noise of its own.
 
-        Some transitions take far smaller steps: where the posterior has a narrow neck, in which
-        every step of the usual size is rejected, they lead out of it.
+        Some transitions go as far in far smaller steps: where the posterior has a narrow neck, in
+        which every step of the usual size is rejected, they lead through it.
         """
         s = self.settings
-        rng = np.random.default_rng([self.seed, self.block, 1])
+        common = np.random.default_rng([self.seed, self.block, 1])
+        own = np.random.default_rng([self.seed, self.block, 2, index])
         warming = self.block < s.warmup_blocks
         steps = [sh.log_step if warming else sh.log_step_mean for sh in self.shards]
         size = float(np.exp(np.mean(steps)))
         length = s.path_length * (0.2 if self.block == 0 else 1.0)
-        wanted = length * rng.uniform(0.6, 1.4, s.block) / size
+        share = np.where(common.random(s.block) < _CAREFUL, _CAREFUL_SHARE, 1.0)
+        wanted = length * common.uniform(0.6, 1.4, s.block) / (size * share)
         limit = 16 if self.block < 2 else _MAX_LEAPS
         n_steps = np.clip(np.rint(wanted), 1, limit).astype(np.int32)
-        share = np.where(rng.random(s.block) < _CAREFUL, _CAREFUL_SHARE, 1.0)
-        rows = self._rows(self.block)
-        for i in range(len(self.shards)):
-            chains = slice(i * self.shard_size, (i + 1) * self.shard_size)
-            key = jax.random.key(np.uint32(rng.integers(2**32)))
-            yield Plan(n_steps, share, rows[:, chains], jax.random.split(key, s.block))
+        rows = self._rows(self.block)[:, index * self.shard_size :][:, : self.shard_size]
+        shape = rows.shape
+        noise = own.standard_normal((*shape, self.structure.dimension))
+        return Plan(n_steps, share, rows, noise, own.random(shape))
 
     def _rows(self, block: int) -> NDArray[np.int32]:
         """Mixture rows (T, C): each chain goes through its own, one per kept draw."""

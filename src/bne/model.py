@@ -24,11 +24,12 @@ gives exactly the prior law of :math:`\omega`.
 
 Coefficients are partially centred: :math:`\gamma = z\,\mathrm{sd}/\rho` with
 :math:`z \sim N(0, \rho^2)`, where *sd* is the prior sd of the coefficient under the current
-hyperparameters and the spread :math:`\rho = e^{c\,h(u)}` follows its departure
-:math:`u = \log(\mathrm{sd}/\mathrm{sd}_0)` from a fixed reference, with *c* in [0, 1]. Upwards
-:math:`h(u) \approx u`; downwards *h* levels off, for a process that vanishes is best sampled
-non-centred: else all its coefficients would have to vanish with it. The law of :math:`\gamma` does
-not depend on :math:`\rho`; how easily it is sampled does.
+hyperparameters and :math:`\rho^2 = 1 + (\mathrm{sd}/\tau)^2` its spread. Far below the turn
+:math:`\tau` the coefficient is non-centred, :math:`\gamma = z\,\mathrm{sd}`; far above it is
+centred, :math:`\gamma = z\,\tau`. With :math:`\tau` the sd of what the data alone say about
+:math:`\gamma`, the sd of *z* given data and hyperparameters is one whatever the hyperparameters
+are: :math:`\mathrm{sd}(\gamma)^{-2} = \mathrm{sd}^{-2} + \tau^{-2} = (\rho/\mathrm{sd})^2`. The
+law of :math:`\gamma` does not depend on :math:`\tau`; how easily it is sampled does.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from bne.processes import Representation
 
 __all__ = [
     "MU_LAMBDA",
+    "NEVER",
     "Centring",
     "ModelData",
     "Process",
@@ -66,7 +68,7 @@ __all__ = [
 
 FloatArray = NDArray[np.float64]
 MU_LAMBDA = -3.0
-_FLOOR = 1.0  # how far below its reference a process is centred, in log sd
+NEVER = 100.0  # log of a turn that no prior sd reaches: not centred
 PROCESSES = ("weights", "residual", "log_scale", "log_skew")
 
 
@@ -166,15 +168,13 @@ class Structure:
 
 
 class Centring(NamedTuple):
-    """How far each coefficient of a process is centred, and the log sd that it refers to."""
+    """Log prior sd at which each coefficient goes over from non-centred to centred."""
 
-    share: Any
-    log_reference: Any
+    log_turn: Any
 
     def log_spread(self, log_sd: Any, xp: Any = jnp) -> Any:
         """Log prior sd of z, where that of the coefficient is `log_sd`."""
-        u = log_sd - self.log_reference
-        return self.share * 0.5 * (u - _FLOOR + xp.sqrt((u + _FLOOR) ** 2 + 1.0))
+        return 0.5 * xp.logaddexp(0.0, 2.0 * (log_sd - self.log_turn))
 
 
 @jax.tree_util.register_dataclass
@@ -205,7 +205,7 @@ class ModelData:
 
     def non_centred(self, structure: Structure) -> ModelData:
         """Return a copy in which every coefficient is non-centred."""
-        zero = {p.name: Centring(np.zeros(p.size), np.zeros(p.size)) for p in structure.processes}
+        zero = {p.name: Centring(np.full(p.size, NEVER)) for p in structure.processes}
         return replace(self, centring=zero)
 
 
@@ -240,11 +240,35 @@ def coefficients(
     """Coefficients gamma (copies, size) and the log density of z given the hyperparameters."""
     log_sd = log_prior_sd(structure, position, data, process)
     z = structure.standardised(position, process)
-    log_spread = data.centring[process.name].log_spread(log_sd)
-    log_density_z = -0.5 * jnp.sum((z * jnp.exp(-log_spread)) ** 2) - process.copies * jnp.sum(
-        log_spread
-    )
-    return z * jnp.exp(log_sd - log_spread), log_density_z
+    return _scaled(z, log_sd, data.centring[process.name].log_turn)
+
+
+def _scaled(z: Any, log_sd: Any, log_turn: Any) -> tuple[Any, Any]:
+    r"""Return gamma = z sd / rho and the log density of z, for :math:`\rho^2 = 1 + (sd/\tau)^2`."""
+    square = 1.0 + jnp.exp(2.0 * (log_sd - log_turn))
+    shrunk = z / jnp.sqrt(square)
+    log_density_z = -0.5 * jnp.sum(shrunk * shrunk + jnp.log(square))
+    return shrunk * jnp.exp(log_sd), log_density_z
+
+
+def _rows(structure: Structure, position: Any, data: ModelData) -> tuple[Any, Any, Any]:
+    """Coefficients (J, m) of all copies, their log length-scales (J,), and the log prior.
+
+    Where all have the same size, one operation does for all.
+    """
+    kinds = [p for p in structure.processes for _ in range(p.copies)]
+    log_l = jnp.stack([structure.log_lengthscale(position, p.name) for p in kinds])
+    width = data.representation.n_coefficients
+    if all(p.size == width for p in kinds):
+        log_a = jnp.stack([structure.log_amplitude(position, p.name) for p in kinds])
+        log_sd = log_a[:, None] + jax.vmap(lambda u: data.representation.log_sd(u, width))(log_l)
+        z = position[structure.n_hyper + structure.n_trend :].reshape(-1, width)
+        turns = jnp.stack([data.centring[p.name].log_turn for p in kinds])
+        gamma, log_prior = _scaled(z, log_sd, turns)
+        return gamma, log_l, log_prior
+    found = [coefficients(structure, position, data, p) for p in structure.processes]
+    rows = [jnp.pad(gamma, ((0, 0), (0, width - gamma.shape[1]))) for gamma, _ in found]
+    return jnp.concatenate(rows), log_l, sum(term for _, term in found)
 
 
 def evaluate_fields(
@@ -253,23 +277,11 @@ def evaluate_fields(
     """Fields of every process at the sites (copies, n), and the log prior of the coefficients."""
     if not structure.processes:
         return {}, jnp.zeros((), position.dtype)
-    rows, scales, log_prior = [], [], jnp.zeros((), position.dtype)
-    sizes: tuple[int, ...] = ()
-    width = data.representation.n_coefficients
-    for process in structure.processes:
-        gamma, term = coefficients(structure, position, data, process)
-        rows.append(jnp.pad(gamma, ((0, 0), (0, width - process.size))))
-        scales += [structure.log_lengthscale(position, process.name)] * process.copies
-        sizes += (process.size,) * process.copies
-        log_prior = log_prior + term
-    values = data.representation.evaluate(
-        data.features, jnp.stack(scales), jnp.concatenate(rows), sizes
-    )
-    fields, start = {}, 0
-    for process in structure.processes:
-        fields[process.name] = values[start : start + process.copies]
-        start += process.copies
-    return fields, log_prior
+    gamma, log_l, log_prior = _rows(structure, position, data)
+    sizes = tuple(p.size for p in structure.processes for _ in range(p.copies))
+    values = data.representation.evaluate(data.features, log_l, gamma, sizes)
+    parts = jnp.split(values, np.cumsum([p.copies for p in structure.processes])[:-1])
+    return dict(zip(structure.names, parts, strict=True)), log_prior
 
 
 def mixture_of(structure: Structure, fields: dict[str, Any], data: ModelData, given: Any) -> Any:
