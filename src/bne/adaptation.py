@@ -42,6 +42,7 @@ __all__ = [
 FloatArray = NDArray[np.float64]
 DENSE_LIMIT = 1500
 _HYPER_SD = 0.3
+_FEW = 2
 _NEGLIGIBLE = 0.05
 _LEAST_SHRINKAGE = 1e-4  # keeps the condition number of a correlation matrix below P * 1e4
 
@@ -173,9 +174,12 @@ def learn_metric(positions: FloatArray, local: Linearised) -> Metric:
     """Covariance of the draws (N, P), shrunk towards that of the linearised model.
 
     In the coordinates that would be independent under the latter, correlations of the draws are
-    shrunk to zero (Ledoit and Wolf, 2004) and few draws hardly move the variances from one. The
-    metric is diagonal outside `dense_part`.
+    shrunk to zero (Ledoit and Wolf, 2004) and few draws hardly move the variances from one. Fewer
+    than `_FEW` draws per coordinate, themselves correlated, would add more noise than they tell:
+    the metric is then that of the linearised model alone. It is diagonal outside `dense_part`.
     """
+    if len(positions) < _FEW * len(local.index):
+        return first_metric(local)
     root = np.linalg.cholesky(local.covariance)
     centred = positions - positions.mean(axis=0)
     white = linalg.solve_triangular(root, centred[:, local.index].T, lower=True).T

@@ -231,7 +231,7 @@ class Sampler:
         self.shards = [shard for shard, _ in records]
         positions = np.concatenate([r.position for _, r in records], axis=1)
         if self.block < self.settings.warmup_blocks:
-            self.window.append(positions)
+            self.window.append(self._at_mean_mixture(positions))
             self.block += 1
             with jax.enable_x64(True):
                 self._learn()
@@ -368,6 +368,19 @@ class Sampler:
         self.metric, self.gain = learn_metric(positions, local), self._gain(local)
         self.window = []
         return self._pool(restart=True)
+
+    def _at_mean_mixture(self, positions: FloatArray) -> FloatArray:
+        """Positions (T, C, P) of a block, shifted as if all had the mean of the mixtures.
+
+        What the residual follows of its mixture from draw to draw is no part of how far it can
+        move at one of them.
+        """
+        if not self.gain.size:
+            return positions
+        change = self.mixtures[self._rows(self.block)] - self.mixtures.mean(axis=0)
+        shifted = positions.copy()
+        shifted[..., self.structure.blocks()["residual"]] += change @ self.gain.T
+        return shifted
 
     def _linearised(self, positions: FloatArray) -> Linearised:
         mixture = self.mixtures.mean(axis=0)
