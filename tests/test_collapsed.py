@@ -24,7 +24,7 @@ from calibration import Problem, calibrate
 from test_calibration import assert_calibrated, make_problem
 from test_inference import assert_cut, assert_same, cut_moments, regression, residual_at_sites
 
-LONG = Settings(chains=4, draws=1000)
+LONG = Settings(chains=4, draws=4000)
 BRIEF = Settings(chains=4, draws=60)
 
 
@@ -42,7 +42,11 @@ def collapsed_instead(structure, data, mixtures, start, settings, seed):
 
 
 def test_it_agrees_with_dense_quadrature():
-    """Means within 5.5 standard errors, sds within 12 %, as asked of Markov chains."""
+    """Means within 5.5 standard errors, sds within 12 %, as asked of Markov chains.
+
+    The long lower tail of the log amplitude gives its sd a standard error of 5.4 % from 4,000
+    independent draws (of sixteen seeds), hence 2.7 % from 16,000.
+    """
     problem = regression(4)
     draws = run(problem, problem.mixtures[:1], LONG)
     exact = problem.exact
@@ -51,7 +55,7 @@ def test_it_agrees_with_dense_quadrature():
         (draws.hyper, exact.hyper_mean[0], exact.hyper_sd[0]),
     ):
         ess = ess_bulk(values)
-        assert np.min(ess) > 1500
+        assert np.min(ess) > 6000
         assert np.max(rhat(values)) < 1.01
         flat = values.reshape(-1, values.shape[-1])
         assert np.all(np.abs(flat.mean(axis=0) - mean) < 5.5 * sd / np.sqrt(ess) + 0.01 * sd)
