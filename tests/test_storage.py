@@ -262,7 +262,7 @@ def test_fits_come_back_bit_for_bit(fit, groups):
         "base": ["a", "b"],
         "map": {"x": None},
         "on": True,
-        "schema_version": 1,
+        "schema_version": 2,
         "format": "bne-fit",
     }
     assert only_file(fit.parent) == fit
@@ -389,7 +389,7 @@ def edit(path, change):
 
 
 def newer(file):
-    file.attrs["schema_version"] = 2
+    file.attrs["schema_version"] = 3
     file.attrs["bne_version"] = "9.9"
 
 
@@ -400,8 +400,9 @@ def external(file):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (newer, r"written by bne 9.9 \(schema 2\).*upgrade"),
+        (newer, r"written by bne 9.9 \(schema 3\).*upgrade"),
         (lambda file: file.attrs.__setitem__("schema_version", 0), "no schema 0"),
+        (lambda file: file.attrs.__setitem__("schema_version", 1), "earlier bne .*fit again"),
         (lambda file: file.attrs.__delitem__("schema_version"), "damaged"),
         (lambda file: file.attrs.__setitem__("json_attributes", "[1"), "damaged"),
         (lambda file: file["posterior/delta"].__setitem__((0, 0, 0), 7.0), "does not match|digest"),

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.utils.extmath import randomized_svd
 
 from bne.adaptation import (
     Linearised,
@@ -424,8 +425,9 @@ def visiting_order(mixtures: FloatArray, chains: int) -> NDArray[np.int32]:
     if count * chains != len(mixtures):
         raise ValueError(f"{len(mixtures)} mixtures cannot be shared out among {chains} chains.")
     centred = mixtures - mixtures.mean(axis=0)
-    _, vectors = np.linalg.eigh(centred.T @ centred)
-    scores = (centred @ vectors[:, -_PATH_DIMENSIONS:]).reshape(chains, count, -1)
+    rank = min(_PATH_DIMENSIONS, *centred.shape)
+    axes = randomized_svd(centred, rank, random_state=0)[2][::-1]  # the widest last
+    scores = (centred @ axes.T).reshape(chains, count, -1)
     return np.stack([_nearest_path(points) for points in scores])
 
 

@@ -32,7 +32,8 @@ __all__ = [
     "write_table",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_OLDEST_SCHEMA = 2  # before, values at the sites were kept in another basis
 _RESERVED = ("format", "schema_version", "bne_version", "digest", "json_attributes")
 _SLACK = 10_000_000  # bytes a file may declare beyond ten times its own size
 
@@ -200,6 +201,11 @@ def _check_header_attrs(path: Path, header: Mapping[str, Any]) -> None:
         )
     if schema < 1:
         raise FitFileError(f"{path} is damaged: there is no schema {schema}; fit again")
+    if schema < _OLDEST_SCHEMA:
+        raise FitFileError(
+            f"{path} was written by an earlier bne {header['bne_version']} (schema {schema}); "
+            f"this one reads fits of schema {_OLDEST_SCHEMA} or later: fit again"
+        )
 
 
 def _refuse_trickery(path: Path, file: Any) -> None:
