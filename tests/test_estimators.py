@@ -205,8 +205,11 @@ def test_representations_and_kernels_fit(gp, kernel, table, sites):
     assert {"hilbert": "Hilbert", "rff": "random", "exact": "exact"}[gp] in model.gp_
 
 
+MANY = [pytest.param(3000, dim, 3, marks=pytest.mark.slow) for dim in (1, 2, 3)]
+
+
 @pytest.mark.parametrize(
-    ("n", "dim", "n_models"), [(10, 2, 3), (40, 1, 1), (60, 3, 12), (2, 1, 2), (400, 1, 2)]
+    ("n", "dim", "n_models"), [(10, 2, 3), (40, 1, 1), (60, 3, 12), (2, 1, 2), (400, 1, 2), *MANY]
 )
 def test_few_and_many_sites_dimensions_and_base_models(n, dim, n_models):
     table = make_table(n, dim, n_models)
