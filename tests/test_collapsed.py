@@ -212,3 +212,14 @@ def test_a_split_t_law_finds_curvature_and_sides_of_a_density():
     flip = np.sign(np.sum(law.axes[:, order] * axes, axis=0))
     found = np.where(flip > 0, [low, high], [high, low])
     np.testing.assert_allclose(found, [sds, above], rtol=1e-6)
+
+
+def test_a_split_t_law_fits_draws_also_where_a_side_is_empty(rng):
+    draws = rng.standard_normal((20_000, 2)) * [1.0, 3.0]
+    draws[:, 0] = np.where(draws[:, 0] > 0.0, 2.0, 1.0) * draws[:, 0]
+    law = SplitT.of_draws(draws, inflation=1.0)
+    order = np.argmax(np.abs(law.axes), axis=1)
+    np.testing.assert_allclose(np.sort(law.scales[:, order[0]]), [1.0, 2.0], rtol=0.05)
+    np.testing.assert_allclose(law.scales[:, order[1]], 3.0, rtol=0.05)
+    most_at_the_end = np.concatenate([np.zeros((60, 1)), rng.uniform(0.0, 1.0, (50, 1))])
+    assert np.all(np.isfinite(SplitT.of_draws(most_at_the_end, inflation=1.0).scales))

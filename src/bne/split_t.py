@@ -62,8 +62,10 @@ class SplitT(NamedTuple):
         centre = np.median(points, axis=0)
         _, axes = np.linalg.eigh(np.cov(points, rowvar=False).reshape(len(centre), -1))
         along = (points - centre) @ axes
-        squares = np.stack([np.where(side, along**2, np.nan) for side in (along < 0, along >= 0)])
-        scales = np.maximum(np.sqrt(np.nanmean(squares, axis=1)), _LEAST_SD)
+        sides = np.stack([along < 0.0, along >= 0.0])
+        sides |= ~np.any(sides, axis=1, keepdims=True)  # an empty side takes the spread of all
+        squares = np.sum(sides * along**2, axis=1) / np.sum(sides, axis=1)
+        scales = np.maximum(np.sqrt(squares), _LEAST_SD)
         return SplitT(centre, axes, inflation * scales)
 
     def point(self, steps: FloatArray) -> FloatArray:
