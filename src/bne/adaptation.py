@@ -42,7 +42,7 @@ __all__ = [
 FloatArray = NDArray[np.float64]
 DENSE_LIMIT = 1500
 _HYPER_SD = 0.3
-_FEW = 2
+_FEW = 0.7  # draws per coordinate
 _NEGLIGIBLE = 0.05
 _LEAST_SHRINKAGE = 1e-4  # keeps the condition number of a correlation matrix below P * 1e4
 
