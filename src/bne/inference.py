@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.utils.extmath import randomized_svd
+from scipy import linalg
 
 from bne.adaptation import (
     Linearised,
@@ -425,9 +425,10 @@ def visiting_order(mixtures: FloatArray, chains: int) -> NDArray[np.int32]:
     if count * chains != len(mixtures):
         raise ValueError(f"{len(mixtures)} mixtures cannot be shared out among {chains} chains.")
     centred = mixtures - mixtures.mean(axis=0)
-    rank = min(_PATH_DIMENSIONS, *centred.shape)
-    axes = randomized_svd(centred, rank, random_state=0)[2][::-1]  # the widest last
-    scores = (centred @ axes.T).reshape(chains, count, -1)
+    n = centred.shape[1]
+    widest = max(0, n - _PATH_DIMENSIONS), n - 1
+    _, axes = linalg.eigh(centred.T @ centred, subset_by_index=widest)
+    scores = (centred @ axes).reshape(chains, count, -1)
     return np.stack([_nearest_path(points) for points in scores])
 
 
