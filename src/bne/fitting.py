@@ -137,7 +137,7 @@ def _fit_step(
         hooks["state"] = checkpoint.state(step)
         hooks["after_block"] = partial(checkpoint.after_block, step)
     if step == "residual" and not isinstance(data.representation, Fourier):
-        # (the evidence under random features is too rough in the length-scale)
+        # Under random features the evidence is too rough in the length-scale.
         return sample_collapsed(structure, data, mixtures, settings, seed, **hooks)
     start = _start(problem, step, done, settings, seed)
     return sample(structure, data, mixtures, start, settings, seed, **hooks)
