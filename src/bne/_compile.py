@@ -6,7 +6,7 @@ from functools import partial
 
 import jax
 
-__all__ = ["LANES", "compiled"]
+__all__ = ["LANES", "compiled", "compiled_by_structure"]
 
 LANES = 256  # sites of a program: one block of draws and its accumulators fit the nearest caches
 
@@ -18,4 +18,11 @@ compiled = partial(
         "xla_cpu_multi_thread_eigen": False,
         "xla_cpu_prefer_vector_width": 512,
     },
+)
+
+# For the algebra of fits, once per structure; no bit depends on how many cores there are.
+compiled_by_structure = partial(
+    jax.jit,
+    static_argnames=("structure",),
+    compiler_options={"xla_cpu_multi_thread_eigen": False},
 )

@@ -29,8 +29,9 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from bne import surrogate
+from bne._compile import compiled_by_structure
 from bne.evidence import Regression, explain, factorise, log_evidence, prior_sd
-from bne.inference import Draws, Settings
+from bne.inference import Draws, Settings, advance_to_the_end
 from bne.model import ModelData, Structure
 from bne.surrogate import Points, Surrogate
 
@@ -45,11 +46,6 @@ _TRANSITIONS = 4
 _WARMUP_BLOCKS = 2
 _INNER = 16  # steps under the surrogate for one proposal
 _PLAIN = 0.15, 0.05  # share of the proposals that do without it, where cheap or not
-_compiled = partial(
-    jax.jit,
-    static_argnames=("structure",),
-    compiler_options={"xla_cpu_multi_thread_eigen": False},
-)
 
 
 class Chain(NamedTuple):
@@ -112,12 +108,7 @@ def sample_collapsed(
         ThreadPoolExecutor(min(settings.chains, os.cpu_count() or 1)) as pool,
     ):
         run.prepare(pool)
-        while run.block < run.blocks:
-            run.step(pool)
-            if progress is not None:
-                progress(run.block, run.blocks)
-            if after_block is not None:
-                after_block(run)
+        advance_to_the_end(run, pool, progress, after_block)
     return run.draws()
 
 
@@ -233,10 +224,10 @@ class Collapsed:
         return Plan(rows, plain, candidates, jax.random.split(key, (_BLOCK, count + 1)))
 
 
-_factor = _compiled(factorise)
+_factor = compiled_by_structure(factorise)
 
 
-@_compiled
+@compiled_by_structure
 def _advance(
     structure: Structure, chain: Chain, regression: Regression, surrogate: Surrogate, plan: Plan
 ) -> tuple[Chain, dict[str, Any]]:

@@ -29,7 +29,7 @@ from bne.hmc import Control, Metric, Plan, Record, Shard, advance
 from bne.model import Centring, ModelData, Structure
 from bne.site_processes import Dual, Exact
 
-__all__ = ["Draws", "Sampler", "Settings", "sample"]
+__all__ = ["Draws", "Sampler", "Settings", "advance_to_the_end", "sample"]
 
 FloatArray = NDArray[np.float64]
 Progress = Callable[[int, int], None]
@@ -166,13 +166,23 @@ def sample(
         run.restore(state)
     threads = min(len(run.shards), os.cpu_count() or 1)
     with ThreadPoolExecutor(threads) as pool:
-        while run.block < settings.blocks:
-            run.step(pool)
-            if progress is not None:
-                progress(run.block, settings.blocks)
-            if after_block is not None:
-                after_block(run)
+        advance_to_the_end(run, pool, progress, after_block)
     return run.draws()
+
+
+def advance_to_the_end(
+    run: Any,
+    pool: ThreadPoolExecutor,
+    progress: Progress | None,
+    after_block: Callable[[Any], None] | None,
+) -> None:
+    """Step a run (of `Sampler`, or one like it) through its blocks, and report after each."""
+    while run.block < run.blocks:
+        run.step(pool)
+        if progress is not None:
+            progress(run.block, run.blocks)
+        if after_block is not None:
+            after_block(run)
 
 
 class Sampler:
@@ -200,6 +210,11 @@ class Sampler:
         self.window: list[FloatArray] = []
         self.kept: list[FloatArray] = []
         self.stats: list[FloatArray] = []
+
+    @property
+    def blocks(self) -> int:
+        """Number of compiled calls of a chain."""
+        return self.settings.blocks
 
     @staticmethod
     def begin(

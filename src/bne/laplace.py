@@ -38,6 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
+from bne._compile import compiled_by_structure
 from bne.inference import Draws
 from bne.model import ModelData, Structure, log_prior_sd, softmax_weights
 from bne.noise import emg_logpdf, normal_logpdf
@@ -55,11 +56,6 @@ _DIRECTIONS = 64  # of change of the mixture
 _INFLATION = 1.3  # of the design's scales
 _RATE, _SLACK, _TOLERANCE = 0.75, 0.05, 1e-2  # of the Newton steps
 _LONG, _SHORT = 40, 10  # their number, where the bound is climbed and at the design
-_compiled = partial(
-    jax.jit,
-    static_argnames=("structure",),
-    compiler_options={"xla_cpu_multi_thread_eigen": False},
-)
 
 
 def approximate(
@@ -501,7 +497,7 @@ def _expectations(
     return value @ weights, jnp.einsum("q,nqc->nc", weights, slope), by_sigma @ weights, curvature
 
 
-@_compiled
+@compiled_by_structure
 def _fit(
     structure: Structure,
     theta: Any,
@@ -564,7 +560,7 @@ def _moments(
     return _fields(blocks, mean, shape), jnp.einsum("ncm,ndm->ncd", spread, spread)
 
 
-@_compiled
+@compiled_by_structure
 def _slope(structure: Structure, theta: Any, data: ModelData, fit: Fit) -> Any:
     """Slope (H,) of the bound in theta: at its maximum over q, that at fixed q."""
     inverse, shape = _inverse(fit.factor), fit.sites.eta.shape
@@ -577,7 +573,7 @@ def _slope(structure: Structure, theta: Any, data: ModelData, fit: Fit) -> Any:
     return slope.at[0].add(fit.by_sigma)
 
 
-@_compiled
+@compiled_by_structure
 def _cold(structure: Structure, theta: Any, data: ModelData, mixture: Any) -> Sites:
     """Sites to begin with: no field anywhere, the curvature there."""
 
@@ -591,7 +587,7 @@ def _cold(structure: Structure, theta: Any, data: ModelData, mixture: Any) -> Si
     return Sites(zero, zero, _convex(-jax.vmap(curvature)(sites)))
 
 
-@_compiled
+@compiled_by_structure
 def _candidates(
     structure: Structure,
     theta: Any,

@@ -16,6 +16,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Executor
+from copy import copy
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
+from bne._compile import compiled_by_structure
 from bne.evidence import Regression, all_evidence
 from bne.model import ModelData, Structure, log_hyperprior
 from bne.priors import ScoreMap
@@ -98,7 +100,9 @@ class Candidates:
 
     def around(self, law: SplitT) -> Candidates:
         """Candidates around another law."""
-        return Candidates(self.structure, self.data, law)
+        moved = copy(self)
+        moved.law = law
+        return moved
 
     def points(self, scores: FloatArray) -> Points:
         """Places at scores (..., H); beyond the largest the prior is taken for zero."""
@@ -149,7 +153,7 @@ def build(
 # The peak
 
 
-@partial(jax.jit, static_argnames=("structure",))
+@compiled_by_structure
 def _average(structure: Structure, theta: Any, some: Regression) -> tuple[Any, Any]:
     """Mean log evidence of some mixtures, and its slope."""
 
@@ -228,11 +232,7 @@ def _from_prior(structure: Structure) -> FloatArray:
     return np.asarray(special.ndtri(_sobol(structure.n_hyper, _WIDE)))
 
 
-_evidence_at = jax.jit(
-    all_evidence,
-    static_argnames=("structure",),
-    compiler_options={"xla_cpu_multi_thread_eigen": False},
-)
+_evidence_at = compiled_by_structure(all_evidence)
 
 
 def _visit(
